@@ -1,0 +1,129 @@
+//! `CostTable`: measured costs of tasks, written by `profile`, read by the simulator.
+//!
+//! One law: the only way back from the executor to the simulator, and it is a file.
+
+use crate::ids::LayerRange;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Several measurements of one thing, condensed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// Median [s].
+    pub median: f64,
+    /// Tenth percentile [s].
+    pub p10: f64,
+    /// Ninetieth percentile [s].
+    pub p90: f64,
+    /// How many measurements.
+    pub samples: u32,
+}
+
+impl Measured {
+    /// Condenses measurements [s]; all zeros without any.
+    pub fn of(samples: &[f64]) -> Self {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().saturating_sub(1);
+        let at = |share: f64| sorted.get((share * last as f64).round() as usize).copied().unwrap_or(0.0);
+        Self {
+            median: at(0.5),
+            p10: at(0.1),
+            p90: at(0.9),
+            samples: u32::try_from(samples.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// Measured costs of one stage and one microbatch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StageCosts {
+    /// Layers of the stage, `[first, one past last]`.
+    pub layers: [u32; 2],
+    /// F.
+    pub forward: Measured,
+    /// B.
+    pub backward: Measured,
+    /// Optimizer step of the stage, once a step.
+    pub optimizer: Measured,
+    /// What F keeps for B, without the received input and the logits [B].
+    pub activations: u64,
+    /// Logits and what the loss keeps; 0 but on the last stage [B].
+    pub logits: u64,
+    /// Memory that F needs only while it runs [B].
+    pub forward_workspace: u64,
+    /// Memory that B needs only while it runs [B].
+    pub backward_workspace: u64,
+    /// Memory that the optimizer needs only while it runs [B].
+    pub optimizer_workspace: u64,
+    /// Parameters, gradients and optimizer state [B].
+    pub parameters: u64,
+    /// See `parameters`.
+    pub gradients: u64,
+    /// See `parameters`.
+    pub optimizer_state: u64,
+}
+
+/// Measured costs of one way to cut the model into stages.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LayoutCosts {
+    /// One entry a stage.
+    pub stages: Vec<StageCosts>,
+}
+
+/// Measured costs of a message between two ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MessageCosts {
+    /// Size of the message that was measured [B].
+    pub bytes: u64,
+    /// Time the sender is busy.
+    pub send: Measured,
+    /// From the end of the send to the moment the receiver has it.
+    pub hop: Measured,
+    /// Time the receiver is busy taking it in.
+    pub receive: Measured,
+}
+
+/// A file of measured costs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CostTable {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// What it was measured on.
+    pub device: String,
+    /// Cores that ranks share [count]; ranks beyond it wait for each other.
+    pub cores: u32,
+    /// The job it is for: model, microbatch and sequence; a table is refused for another job.
+    pub job: String,
+    /// One entry for each way of cutting that was measured.
+    pub layouts: Vec<LayoutCosts>,
+    /// A message between two ranks.
+    pub message: MessageCosts,
+}
+
+impl CostTable {
+    /// The costs of the cut into exactly these stages.
+    pub fn layout(&self, stages: &[LayerRange]) -> Option<&LayoutCosts> {
+        self.layouts.iter().find(|layout| {
+            layout.stages.len() == stages.len()
+                && layout.stages.iter().zip(stages).all(|(costs, s)| costs.layers == [s.start, s.end])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_and_spread() {
+        let m = Measured::of(&[5.0, 1.0, 2.0, 4.0, 3.0]);
+        assert_eq!((m.median, m.p10, m.p90, m.samples), (3.0, 1.0, 5.0, 5));
+        assert_eq!(Measured::of(&[]), Measured::default());
+    }
+}

@@ -1,0 +1,111 @@
+//! Memory over time, from the buffers of a schedule and the times of a timeline.
+//!
+//! One law: memory is replayed, not estimated: each buffer counts from the start of the task that allocates it to the
+//! end of the task that frees it, and the step ends where it began.
+
+use crate::ids::{Rank, TaskId};
+use crate::schedule::Schedule;
+use crate::task::{Lane, MemoryClass, Touch};
+use crate::timeline::Timeline;
+
+/// Bytes by class, in the order of [`MemoryClass::ALL`] [B].
+pub type ByClass = [u64; MemoryClass::ALL.len()];
+
+/// Memory of one rank at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryPoint {
+    /// When [s or units].
+    pub time: f64,
+    /// What is alive from then on.
+    pub live: ByClass,
+}
+
+/// Memory of one rank over time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankMemory {
+    /// Every change, in order of time.
+    pub points: Vec<MemoryPoint>,
+    /// The first moment at which most is alive.
+    pub peak: MemoryPoint,
+}
+
+/// Sum over classes [B].
+pub fn total(live: &ByClass) -> u64 {
+    live.iter().sum()
+}
+
+/// Memory that a rank holds outside a step: parameters and optimizer state.
+pub fn persistent(schedule: &Schedule, rank: Rank) -> ByClass {
+    let mut live = ByClass::default();
+    for (_, _, class, bytes) in schedule.persistent().iter().filter(|(r, ..)| *r == rank) {
+        live[class.index()] += bytes;
+    }
+    live
+}
+
+/// Memory of `rank` over the timeline.
+///
+/// At equal times events go in the schedule's topological order, a task's start before its end: what an earlier task
+/// frees is gone when a later one allocates.
+pub fn of_rank(schedule: &Schedule, timeline: &Timeline, rank: Rank, position: &[u32]) -> RankMemory {
+    let mut events = Vec::new();
+    for step in 0..timeline.steps() {
+        for (id, _) in schedule.program(rank) {
+            if schedule.effects(id).is_empty() {
+                continue;
+            }
+            let (span, at) = (timeline.span(step, id), position.get(id.index()).copied().unwrap_or_default());
+            events.push((span.start, step, at, false, id));
+            events.push((span.end, step, at, true, id));
+        }
+    }
+    events.sort_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3))));
+    let mut live = persistent(schedule, rank);
+    let begin = events.first().map_or(0.0, |e| e.0);
+    let mut memory =
+        RankMemory { points: vec![MemoryPoint { time: begin, live }], peak: MemoryPoint { time: begin, live } };
+    for (time, _, _, end, id) in events {
+        for effect in schedule.effects(id) {
+            let buffer = schedule.buffer(effect.buffer);
+            let slot = &mut live[buffer.class.index()];
+            match (effect.touch, end) {
+                (Touch::Allocate | Touch::Workspace, false) => *slot += buffer.bytes,
+                (Touch::Free | Touch::Workspace, true) => *slot = slot.saturating_sub(buffer.bytes),
+                _ => {}
+            }
+        }
+        memory.points.push(MemoryPoint { time, live });
+        if total(&live) > total(&memory.peak.live) {
+            memory.peak = MemoryPoint { time, live };
+        }
+    }
+    memory
+}
+
+/// Task -> its position in the topological order, as [`of_rank`] wants it.
+pub fn positions(schedule: &Schedule) -> Vec<u32> {
+    let mut position = vec![0; schedule.len()];
+    for (i, id) in schedule.topological().iter().enumerate() {
+        position[id.index()] = TaskId::at(i).0;
+    }
+    position
+}
+
+/// Most activation buffers alive at once on a rank, in chunks. Follows the compute lane in program order, which is its
+/// order in time on every timeline.
+pub fn peak_activations(schedule: &Schedule, rank: Rank) -> u32 {
+    let (mut live, mut peak) = (0_u32, 0_u32);
+    for (id, _) in schedule.program(rank).filter(|(_, t)| t.lane == Lane::Compute) {
+        for effect in schedule.effects(id) {
+            if schedule.buffer(effect.buffer).class == MemoryClass::Activations {
+                match effect.touch {
+                    Touch::Allocate => live += 1,
+                    Touch::Free => live = live.saturating_sub(1),
+                    Touch::Use | Touch::Workspace => {}
+                }
+            }
+        }
+        peak = peak.max(live);
+    }
+    peak
+}

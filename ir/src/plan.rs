@@ -1,0 +1,294 @@
+//! From a scenario to plans: defaults, divisions, one plan for each schedule.
+//!
+//! One law: every fault of a scenario is reported at once, at the knob the user wrote, with the nearest legal values.
+
+mod batch;
+mod costs;
+mod layout;
+
+pub use batch::Batch;
+pub use costs::UnitCosts;
+pub use layout::even_layout;
+
+use crate::fault::Fault;
+use crate::ids::{LayerRange, Stage};
+use crate::model::{ModelShape, StagePart};
+use crate::order::{CellError, PipelineOrder};
+use crate::passes;
+use crate::placement::Placement;
+use crate::scenario::{Model, Scenario, ScheduleEntry};
+use crate::schedule::{Draft, Schedule};
+use crate::schedules::{self, Family, RANKS, ScheduleParams};
+use crate::spec::Violation;
+use crate::workload::Workload;
+
+/// One schedule of a scenario, resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Its name: the family's, with `v` where it interleaves, or `custom` with the file's name.
+    pub name: String,
+    /// The family, or `custom`.
+    pub family: String,
+    /// Chunks a rank `v`.
+    pub chunks: u32,
+    /// The order of compute actions (of everything, where a CSV had it), one pass of the pipeline.
+    pub order: PipelineOrder,
+    /// The batch.
+    pub batch: Batch,
+    /// The model, where the scenario has one.
+    pub model: Option<ModelShape>,
+    /// Layers of each stage; empty without a model.
+    pub layers: Vec<LayerRange>,
+    /// Things the user should know though they are legal.
+    pub warnings: Vec<String>,
+}
+
+impl Plan {
+    /// Pipeline ranks `p`.
+    pub fn ranks(&self) -> u32 {
+        self.order.placement.ranks()
+    }
+
+    /// Which rank holds which stage.
+    pub fn placement(&self) -> &Placement {
+        &self.order.placement
+    }
+
+    /// The part of the model that a stage holds.
+    pub fn part(&self, stage: Stage) -> StagePart {
+        let layers = self.layers.get(stage.index()).copied().unwrap_or_default();
+        StagePart { layers, embedding: stage == Stage(0), head: stage == self.placement().last() }
+    }
+
+    /// Whether the two copies of a tied embedding must be reduced.
+    pub fn reduces_tied_embedding(&self) -> bool {
+        self.model.as_ref().is_some_and(|m| !m.untie_embeddings_and_output_weights) && self.placement().stages() > 1
+    }
+
+    /// The whole program of an optimizer step: accumulation rounds, messages, reductions, optimizer.
+    pub fn program(&self) -> PipelineOrder {
+        let order = passes::accumulate(&self.order, self.batch.rounds);
+        if order.has_communication() {
+            return order;
+        }
+        let mut order = passes::add_send_recv(&order);
+        if self.reduces_tied_embedding() {
+            order = passes::add_tied_reduction(order);
+        }
+        passes::add_optimizer_step(order)
+    }
+
+    /// The unchecked task graph of an optimizer step.
+    pub fn draft(&self, workload: &Workload) -> Draft {
+        Draft::lower(&self.program(), workload)
+    }
+
+    /// The task graph of an optimizer step.
+    ///
+    /// # Errors
+    /// Every violation of the law; only a custom order can have one.
+    pub fn schedule(&self, workload: &Workload) -> Result<Schedule, Vec<Violation>> {
+        self.draft(workload).seal()
+    }
+}
+
+/// Resolves every schedule of a scenario. `read` gives the text of a file named in it, or why it cannot.
+///
+/// # Errors
+/// Every fault of the scenario, each once.
+pub fn resolve(scenario: &Scenario, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Vec<Plan>, Vec<Fault>> {
+    let mut faults = Vec::new();
+    if scenario.schema_version != 1 {
+        let message = format!("schema_version {} is not known to this version of pipewright", scenario.schema_version);
+        faults.push(Fault::new("schema_version", "scenario::version", message, "use 1"));
+    }
+    if scenario.schedules.is_empty() {
+        let help = "name at least one, for example \"1f1b\"";
+        faults.push(Fault::new("schedules", "scenario::schedules", "no schedule is named", help));
+    }
+    let ranks = scenario.parallel.pipeline_model_parallel_size.unwrap_or(1);
+    let batch = batch::resolve(scenario, &mut faults);
+    let model = scenario.model.as_ref().and_then(|m| resolve_model(m, scenario, &mut faults));
+    let mut plans = Vec::new();
+    for (i, entry) in scenario.schedules.iter().enumerate() {
+        let context = Context { scenario, ranks, batch, model: model.as_ref(), read };
+        match resolve_entry(&context, i, entry) {
+            Ok(plan) => {
+                costs::check_stages(scenario, &plan, &mut faults);
+                plans.push(plan);
+            }
+            Err(found) => faults.extend(found),
+        }
+    }
+    costs::check(scenario, &mut faults);
+    // Several schedules may stumble over the same knob: say it once.
+    let mut unique: Vec<Fault> = Vec::new();
+    for fault in faults {
+        if !unique.contains(&fault) {
+            unique.push(fault);
+        }
+    }
+    if unique.is_empty() { Ok(plans) } else { Err(unique) }
+}
+
+struct Context<'a> {
+    scenario: &'a Scenario,
+    ranks: u32,
+    batch: Batch,
+    model: Option<&'a ModelShape>,
+    read: &'a dyn Fn(&str) -> Result<String, String>,
+}
+
+fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Result<Plan, Vec<Fault>> {
+    let at = format!("schedules[{i}]");
+    let parallel = &context.scenario.parallel;
+    let (name, family, chunks, order) = if entry.name.eq_ignore_ascii_case("custom") {
+        let order = custom_order(context, &at, entry)?;
+        let chunks = order.placement.stages().div_ceil(order.placement.ranks().max(1));
+        let file = entry.csv.as_deref().unwrap_or_default();
+        (format!("custom {file}"), "custom".to_owned(), chunks, order)
+    } else {
+        let family = schedules::find(&entry.name).ok_or_else(|| vec![unknown_family(&at, &entry.name)])?;
+        let own = entry.virtual_pipeline_model_parallel_size;
+        let chunks = own.or(parallel.virtual_pipeline_model_parallel_size.filter(|_| family.interleaves)).unwrap_or(1);
+        let params = ScheduleParams {
+            ranks: context.ranks,
+            microbatches: context.batch.microbatches,
+            chunks,
+            microbatch_group_size: entry.microbatch_group_size_per_vp_stage,
+        };
+        let order = family.order(&params).map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
+        (plan_name(family, chunks), family.name.to_owned(), chunks, order)
+    };
+    let layers = match context.model {
+        Some(model) => layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?,
+        None => Vec::new(),
+    };
+    let warnings = warnings(context, &family, order.placement.ranks());
+    Ok(Plan { name, family, chunks, order, batch: context.batch, model: context.model.cloned(), layers, warnings })
+}
+
+fn plan_name(family: &Family, chunks: u32) -> String {
+    if family.interleaves { format!("{} v={chunks}", family.name) } else { family.name.to_owned() }
+}
+
+/// A fault of a knob that this entry overrides is a fault of the entry.
+fn relocate(mut fault: Fault, at: &str, entry: &ScheduleEntry) -> Fault {
+    let own = match fault.path.as_str() {
+        schedules::CHUNKS => entry.virtual_pipeline_model_parallel_size.map(|_| "virtual_pipeline_model_parallel_size"),
+        schedules::GROUP => Some(schedules::GROUP),
+        _ => None,
+    };
+    if let Some(key) = own {
+        fault.path = format!("{at}.{key}");
+    }
+    fault
+}
+
+fn unknown_family(at: &str, name: &str) -> Fault {
+    let known: Vec<&str> = schedules::FAMILIES.iter().map(|f| f.name).chain(["custom"]).collect();
+    let message = format!("`{name}` is not a schedule of this version");
+    Fault::new(at, "schedule::unknown", message, format!("known are {}", known.join(", ")))
+}
+
+fn custom_order(context: &Context<'_>, at: &str, entry: &ScheduleEntry) -> Result<PipelineOrder, Vec<Fault>> {
+    let path = format!("{at}.csv");
+    let Some(file) = entry.csv.as_deref() else {
+        let message = "a custom schedule needs the path of its order";
+        return Err(vec![Fault::new(at, "custom::csv", message, "add \"csv\": \"orders/mine.csv\"")]);
+    };
+    let text = (context.read)(file).map_err(|why| {
+        let help = "paths are relative to the scenario file";
+        vec![Fault::new(&path, "custom::file", format!("cannot read {file}: {why}"), help)]
+    })?;
+    let order = PipelineOrder::from_csv(&text, context.batch.microbatches).map_err(|errors| {
+        let fault = |e: CellError| {
+            Fault::new(&path, "custom::cell", format!("{file}: {e}"), "cells are separated by commas, one line a rank")
+        };
+        errors.into_iter().map(fault).collect::<Vec<_>>()
+    })?;
+    let lines = order.placement.ranks();
+    if lines == context.ranks {
+        return Ok(order);
+    }
+    let message = format!("{file} has {lines} lines, but {RANKS} is {}", context.ranks);
+    let help = format!("write one line a rank, or set {RANKS} to {lines}");
+    Err(vec![Fault::new(path, "custom::ranks", message, help)])
+}
+
+fn resolve_model(model: &Model, scenario: &Scenario, faults: &mut Vec<Fault>) -> Option<ModelShape> {
+    let before = faults.len();
+    let mut at_least_one = |value: u32, key: &str| {
+        if value == 0 {
+            let path = format!("model.{key}");
+            faults.push(Fault::new(&path, "model::zero", format!("{path} is 0"), "use 1 or more"));
+        }
+    };
+    let hidden = model.hidden_size;
+    let ffn = model.ffn_hidden_size.unwrap_or(hidden.saturating_mul(4));
+    let vocab = model.vocab_size.unwrap_or(256);
+    let positions = model.max_position_embeddings.or(scenario.training.seq_length);
+    for (value, key) in [
+        (model.num_layers, "num_layers"),
+        (hidden, "hidden_size"),
+        (model.num_attention_heads, "num_attention_heads"),
+        (ffn, "ffn_hidden_size"),
+        (vocab, "vocab_size"),
+    ] {
+        at_least_one(value, key);
+    }
+    if let Some(rest) = hidden.checked_rem(model.num_attention_heads).filter(|rest| *rest != 0) {
+        let heads = model.num_attention_heads;
+        let message = format!("{heads} attention heads do not divide the hidden size: {hidden} % {heads} = {rest}");
+        let legal: Vec<String> = nearest_divisors(hidden, heads).iter().map(u32::to_string).collect();
+        let help = format!("use {} heads", legal.join(" or "));
+        faults.push(Fault::new("model.num_attention_heads", "model::heads", message, help));
+    }
+    let seq = scenario.training.seq_length.unwrap_or(0);
+    if let Some(positions) = positions.filter(|positions| *positions < seq) {
+        let message = format!("sequences of {seq} tokens do not fit in {positions} learned positions");
+        let help = format!("use training.seq_length = {positions}, or raise model.max_position_embeddings");
+        faults.push(Fault::new("model.max_position_embeddings", "model::positions", message, help));
+    }
+    (faults.len() == before).then(|| ModelShape {
+        num_layers: model.num_layers,
+        hidden_size: hidden,
+        num_attention_heads: model.num_attention_heads,
+        ffn_hidden_size: ffn,
+        vocab_size: vocab,
+        max_position_embeddings: positions.unwrap_or(1),
+        untie_embeddings_and_output_weights: model.untie_embeddings_and_output_weights.unwrap_or(false),
+    })
+}
+
+/// The divisors of `n` next to `near`: the largest below it and the smallest above.
+pub(crate) fn nearest_divisors(n: u32, near: u32) -> Vec<u32> {
+    let divides = |d: &u32| n.is_multiple_of(*d);
+    (1..near.min(n)).rev().find(divides).into_iter().chain((near.saturating_add(1)..=n).find(divides)).collect()
+}
+
+/// Legal, but worth a word.
+fn warnings(context: &Context<'_>, family: &str, ranks: u32) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let m = context.batch.microbatches;
+    if m < ranks && family != "naive" {
+        let idle = f64::from(ranks - 1) / f64::from(m + ranks - 1) * 100.0;
+        warnings.push(format!(
+            "{m} microbatches do not fill {ranks} ranks: at equal stages {idle:.0} % of the time is idle; use {ranks} or more"
+        ));
+    }
+    let parallel = &context.scenario.parallel;
+    for (size, what) in [
+        (parallel.tensor_model_parallel_size, "tensor parallelism"),
+        (parallel.data_parallel_size, "data parallelism"),
+        (parallel.context_parallel_size, "context parallelism"),
+    ] {
+        if let Some(size) = size.filter(|size| *size > 1) {
+            warnings.push(format!(
+                "{what} over {size} ranks shapes the batch, but its communication is not modelled in this version: one \
+                 pipeline is shown"
+            ));
+        }
+    }
+    warnings
+}

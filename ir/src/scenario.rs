@@ -1,0 +1,235 @@
+//! `Scenario`: the file as the user wrote it.
+//!
+//! One law: nothing is decided here. [`plan`](crate::plan) resolves defaults, checks and combines.
+
+mod entry;
+
+pub use entry::ScheduleEntry;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A scenario file, version 1.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// Name of the scenario, used in titles and file names.
+    pub name: String,
+    /// Where task costs come from. Without it `compare` measures them on this machine.
+    pub costs: Option<Costs>,
+    /// The model to train.
+    pub model: Option<Model>,
+    /// How the work is split.
+    #[serde(default)]
+    pub parallel: Parallel,
+    /// The batch and its numbers.
+    #[serde(default)]
+    pub training: Training,
+    /// The pipeline schedules to look at.
+    pub schedules: Vec<ScheduleEntry>,
+    /// How to really run it.
+    pub execute: Option<Execute>,
+}
+
+/// The cost models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CostModelName {
+    /// Abstract numbers in this file.
+    Unit,
+    /// A file written by `profile`.
+    Table,
+}
+
+/// Where task costs come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Costs {
+    /// `unit`: the numbers below, in abstract units; `table`: the measured costs in `file`.
+    pub model: CostModelName,
+    /// Unit: F of one microbatch on a rank's whole share; a chunk costs `1 / v` of it. Default 1.
+    pub forward: Option<f64>,
+    /// Unit: I, likewise. Default 1.
+    pub backward_input: Option<f64>,
+    /// Unit: W, likewise; B = I + W. Default 1.
+    pub backward_weight: Option<f64>,
+    /// Unit: from the end of a task to the moment its output is on another rank. Default 0.
+    pub hop: Option<f64>,
+    /// Unit: the optimizer step of a rank's whole share. Default 0.
+    pub optimizer: Option<f64>,
+    /// Unit: multiplies every compute cost of stage `s`; one entry a stage (`p v`).
+    pub stage_scale: Option<Vec<f64>>,
+    /// Table: path of the cost table, relative to the scenario.
+    pub file: Option<String>,
+}
+
+/// The shape of a GPT, with Megatron's names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Transformer layers.
+    pub num_layers: u32,
+    /// Hidden size.
+    pub hidden_size: u32,
+    /// Attention heads; divides the hidden size.
+    pub num_attention_heads: u32,
+    /// Inner size of the MLP. Default 4 times the hidden size.
+    pub ffn_hidden_size: Option<u32>,
+    /// Vocabulary. Default 256: bytes.
+    pub vocab_size: Option<u32>,
+    /// Longest sequence. Default: the sequence length of the training.
+    pub max_position_embeddings: Option<u32>,
+    /// Whether the output head has a weight of its own. Default false: it shares the token embedding.
+    pub untie_embeddings_and_output_weights: Option<bool>,
+}
+
+/// The kinds of sequence parallelism.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SequenceParallel {
+    /// None.
+    #[default]
+    None,
+    /// Megatron's, on the tensor-parallel ranks.
+    Megatron,
+    /// Ring self-attention.
+    Ring,
+    /// DeepSpeed-Ulysses.
+    Ulysses,
+}
+
+/// How the work is split, with Megatron's names. What is left out is 1, or off.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Parallel {
+    /// Tensor-parallel size.
+    pub tensor_model_parallel_size: Option<u32>,
+    /// Pipeline ranks `p`.
+    pub pipeline_model_parallel_size: Option<u32>,
+    /// Chunks a rank `v`, for the schedules that interleave.
+    pub virtual_pipeline_model_parallel_size: Option<u32>,
+    /// Data-parallel replicas.
+    pub data_parallel_size: Option<u32>,
+    /// Context-parallel size.
+    pub context_parallel_size: Option<u32>,
+    /// Kind of sequence parallelism.
+    pub sequence_parallel: Option<SequenceParallel>,
+    /// ZeRO stage, 0 to 3.
+    pub zero_stage: Option<u32>,
+    /// Layers of each stage, `[8, 8, 7, 7]`; must sum to the model's layers. Default: as even as can be.
+    pub layout: Option<Vec<u32>>,
+    /// Order of the mesh axes, innermost first.
+    pub order: Option<String>,
+}
+
+/// Number formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dtype {
+    /// 32-bit floats.
+    Fp32,
+    /// 16-bit brain floats.
+    Bf16,
+    /// 16-bit floats.
+    Fp16,
+}
+
+/// What backward computes again instead of keeping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// Core attention.
+    Selective,
+    /// Whole layers.
+    Full,
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attention {
+    /// Block by block, without the `s x s` matrix.
+    Flash,
+    /// With the `s x s` matrix.
+    Standard,
+}
+
+/// The batch and its numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// Sequences of one optimizer step over all replicas.
+    pub global_batch_size: Option<u32>,
+    /// Sequences of one microbatch. Default 1.
+    pub micro_batch_size: Option<u32>,
+    /// Microbatches `m` of one pass of the pipeline. Default: global batch / (microbatch, replicas). When the global
+    /// batch holds a multiple of it, that many passes accumulate gradients before the optimizer step.
+    pub num_microbatches: Option<u32>,
+    /// Tokens of one sequence.
+    pub seq_length: Option<u32>,
+    /// Number format.
+    pub dtype: Option<Dtype>,
+    /// What backward computes again.
+    pub recompute: Option<Recompute>,
+    /// How attention is computed.
+    pub attention: Option<Attention>,
+}
+
+/// Devices of the executor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceName {
+    /// One core of this machine a rank.
+    #[default]
+    Cpu,
+    /// One NVIDIA GPU a rank.
+    Cuda,
+}
+
+/// Optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerName {
+    /// AdamW.
+    Adamw,
+    /// Stochastic gradient descent.
+    Sgd,
+}
+
+/// The optimizer and its numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Optimizer {
+    /// Which.
+    pub kind: OptimizerName,
+    /// Learning rate.
+    pub lr: f64,
+    /// AdamW: decay rates of the moments. Default 0.9 and 0.999.
+    pub betas: Option<[f64; 2]>,
+    /// AdamW: added to the denominator. Default 1e-8.
+    pub eps: Option<f64>,
+    /// AdamW: weight decay. Default 0.01.
+    pub weight_decay: Option<f64>,
+    /// SGD: momentum. Default 0.
+    pub momentum: Option<f64>,
+}
+
+/// How to really run it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Execute {
+    /// Where. Default `cpu`.
+    pub device: Option<DeviceName>,
+    /// Optimizer steps.
+    pub steps: u32,
+    /// A text file, relative to the scenario; the model learns to predict its bytes.
+    pub data: String,
+    /// Seed of the weights and of the order of the data. Default 0.
+    pub seed: Option<u64>,
+    /// The optimizer. Default AdamW with a learning rate of 3e-4.
+    pub optimizer: Option<Optimizer>,
+}

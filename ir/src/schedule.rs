@@ -1,0 +1,147 @@
+//! `Schedule`: the task DAG of one step, checked.
+//!
+//! One law: [`Draft::check`] is the only gate into [`Schedule`]; nothing past it validates again. A draft can be built
+//! from any order at all, however wrong, so that every fault can be reported at once.
+
+mod lower;
+
+use crate::ids::{BufferId, Rank, Stage, TaskId};
+use crate::order::PipelineOrder;
+use crate::placement::Placement;
+use crate::spec::{self, Semantics, Violation};
+use crate::task::{Buffer, Dep, MemoryClass, MemoryEffect, Task};
+use crate::workload::Workload;
+use petgraph::graph::{DiGraph, NodeIndex};
+use std::ops::Range;
+
+/// A task graph that has not been checked.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// Node `i` is the task with id `i`; ids run rank by rank in program order.
+    pub(crate) graph: DiGraph<Task, Dep>,
+    pub(crate) placement: Placement,
+    pub(crate) microbatches: u32,
+    /// Rank -> its tasks, in program order.
+    pub(crate) programs: Vec<Range<u32>>,
+    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) effects: Vec<MemoryEffect>,
+    /// Task -> its slice of `effects`: from entry `i` to entry `i + 1`.
+    pub(crate) effects_start: Vec<u32>,
+    /// Buffers that exist before and after the step: (rank, stage, class, bytes).
+    pub(crate) persistent: Vec<(Rank, Stage, MemoryClass, u64)>,
+}
+
+/// A checked task graph: what both engines run.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    draft: Draft,
+    topological: Vec<TaskId>,
+}
+
+impl Draft {
+    /// Builds the task graph of `order`: tasks, lanes, typed edges, memory effects. Never fails; what cannot be linked
+    /// stays unlinked and is found by [`Draft::check`].
+    pub fn lower(order: &PipelineOrder, workload: &Workload) -> Self {
+        lower::lower(order, workload)
+    }
+
+    /// Every violation of the law under one semantics of sends.
+    pub fn check(&self, semantics: Semantics) -> Vec<Violation> {
+        spec::check(self, semantics).0
+    }
+
+    /// Checks under eager sends, what both engines assume, and seals.
+    ///
+    /// # Errors
+    /// Every violation of the law.
+    pub fn seal(self) -> Result<Schedule, Vec<Violation>> {
+        let (violations, topological) = spec::check(&self, Semantics::Eager);
+        if violations.is_empty() { Ok(Schedule { draft: self, topological }) } else { Err(violations) }
+    }
+
+    pub(crate) fn tasks(&self) -> impl Iterator<Item = (TaskId, &Task)> {
+        self.graph.node_weights().enumerate().map(|(i, task)| (TaskId::at(i), task))
+    }
+
+    pub(crate) fn task(&self, id: TaskId) -> &Task {
+        &self.graph[NodeIndex::new(id.index())]
+    }
+
+    pub(crate) fn effects_of(&self, id: TaskId) -> &[MemoryEffect] {
+        let range = self.effects_start[id.index()] as usize..self.effects_start[id.index() + 1] as usize;
+        &self.effects[range]
+    }
+}
+
+impl Schedule {
+    /// The task graph; node `i` is the task with id `i`.
+    pub fn graph(&self) -> &DiGraph<Task, Dep> {
+        &self.draft.graph
+    }
+
+    /// Number of tasks.
+    pub fn len(&self) -> usize {
+        self.draft.graph.node_count()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A task by its id, which comes from this schedule.
+    pub fn task(&self, id: TaskId) -> &Task {
+        self.draft.task(id)
+    }
+
+    /// Every task with its id, rank by rank in program order.
+    pub fn tasks(&self) -> impl Iterator<Item = (TaskId, &Task)> {
+        self.draft.tasks()
+    }
+
+    /// The tasks of a rank in program order.
+    pub fn program(&self, rank: Rank) -> impl DoubleEndedIterator<Item = (TaskId, &Task)> {
+        let range = self.draft.programs.get(rank.index()).cloned().unwrap_or(0..0);
+        range.map(|i| (TaskId(i), self.draft.task(TaskId(i))))
+    }
+
+    /// What a task does to memory.
+    pub fn effects(&self, id: TaskId) -> &[MemoryEffect] {
+        self.draft.effects_of(id)
+    }
+
+    /// A buffer by its id, which comes from this schedule.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.draft.buffers[id.index()]
+    }
+
+    /// Memory that exists before and after the step: rank, stage, class, bytes.
+    pub fn persistent(&self) -> &[(Rank, Stage, MemoryClass, u64)] {
+        &self.draft.persistent
+    }
+
+    /// Which rank holds which stage.
+    pub fn placement(&self) -> &Placement {
+        &self.draft.placement
+    }
+
+    /// Microbatches of the step, accumulation rounds included.
+    pub fn microbatches(&self) -> u32 {
+        self.draft.microbatches
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.draft.programs.len()
+    }
+
+    /// All tasks in one order that every edge respects, found once when the schedule was checked.
+    pub fn topological(&self) -> &[TaskId] {
+        &self.topological
+    }
+
+    /// Messages between different ranks in one step.
+    pub fn messages(&self) -> usize {
+        self.tasks().filter(|(_, t)| t.action.op.is_send()).count()
+    }
+}

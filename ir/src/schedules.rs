@@ -1,0 +1,151 @@
+//! The pipeline schedules: a table of families, each a function from parameters to a [`PipelineOrder`].
+//!
+//! One law: a family emits compute actions only; passes add the rest. Adding one is a file here and a row in
+//! [`FAMILIES`].
+
+mod eager_one_f_one_b;
+mod gpipe;
+mod interleaved;
+mod naive;
+mod one_f_one_b;
+mod warmup;
+
+use crate::fault::Fault;
+use crate::order::PipelineOrder;
+
+/// What a family is built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduleParams {
+    /// Pipeline ranks `p`.
+    pub ranks: u32,
+    /// Microbatches `m`.
+    pub microbatches: u32,
+    /// Chunks a rank `v`.
+    pub chunks: u32,
+    /// Megatron's `microbatch_group_size_per_vp_stage` `g`: how many microbatches a chunk takes before the next
+    /// chunk's turn. `None` is the strict form, `g = p`.
+    pub microbatch_group_size: Option<u32>,
+}
+
+impl ScheduleParams {
+    /// `p` ranks, `m` microbatches, `v` chunks, strict groups.
+    pub fn new(ranks: u32, microbatches: u32, chunks: u32) -> Self {
+        Self { ranks, microbatches, chunks, microbatch_group_size: None }
+    }
+}
+
+/// One row of the table.
+pub struct Family {
+    /// The name scripts use.
+    pub name: &'static str,
+    /// Other spellings that are accepted.
+    pub aliases: &'static [&'static str],
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// Where it was published.
+    pub paper: &'static str,
+    /// Makespan at equal stages and no hop, in chunk times `F`, `B`.
+    pub makespan: &'static str,
+    /// Most activations alive on rank `r`, in chunks.
+    pub peak_activations: &'static str,
+    /// Whether a rank may hold more than one chunk.
+    pub interleaves: bool,
+    /// Every fault of the parameters beyond `p, m, v >= 1` and `v = 1` where the family does not interleave.
+    constraints: fn(&ScheduleParams) -> Vec<Fault>,
+    /// The order itself, for legal parameters.
+    order: fn(&ScheduleParams) -> PipelineOrder,
+}
+
+/// Every family, in the order `list` shows them.
+pub static FAMILIES: [Family; 5] =
+    [naive::FAMILY, gpipe::FAMILY, one_f_one_b::FAMILY, eager_one_f_one_b::FAMILY, interleaved::FAMILY];
+
+/// JSON path of the number of microbatches.
+pub(crate) const MICROBATCHES: &str = "training.num_microbatches";
+/// JSON path of the number of pipeline ranks.
+pub(crate) const RANKS: &str = "parallel.pipeline_model_parallel_size";
+/// JSON path of the number of chunks; an entry of `schedules` may override it.
+pub(crate) const CHUNKS: &str = "parallel.virtual_pipeline_model_parallel_size";
+/// JSON key of the group size, in an entry of `schedules`.
+pub(crate) const GROUP: &str = "microbatch_group_size_per_vp_stage";
+
+/// The family called `name`, whichever way it is spelt: case, `-`, `_` and blanks do not count.
+pub fn find(name: &str) -> Option<&'static Family> {
+    let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
+    let wanted = plain(name);
+    FAMILIES.iter().find(|f| plain(f.name) == wanted || f.aliases.iter().any(|a| plain(a) == wanted))
+}
+
+/// No constraint of its own.
+fn unconstrained(_: &ScheduleParams) -> Vec<Fault> {
+    Vec::new()
+}
+
+impl Family {
+    /// Every fault of the parameters for this family; empty when [`Family::order`] will succeed.
+    pub fn faults(&self, params: &ScheduleParams) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        for (value, knob) in [(params.ranks, RANKS), (params.microbatches, MICROBATCHES), (params.chunks, CHUNKS)] {
+            if value == 0 {
+                let message = format!("{knob} is 0; a pipeline needs at least 1");
+                faults.push(Fault::new(knob, "schedule::zero", message, "use 1 or more"));
+            }
+        }
+        // Larger plans than this would not fit in memory as a task graph; refuse them before trying.
+        let product = [params.ranks, params.microbatches, params.chunks].map(u64::from).into_iter().product::<u64>();
+        if product > MAX_STAGE_MICROBATCHES {
+            let message = format!("{product} (stage, microbatch) pairs are more than {MAX_STAGE_MICROBATCHES}");
+            faults.push(Fault::new(MICROBATCHES, "schedule::size", message, "use fewer microbatches, ranks or chunks"));
+        }
+        if !self.interleaves && params.chunks > 1 {
+            let message = format!("{} holds one chunk a rank, not {}", self.name, params.chunks);
+            let help = "leave virtual_pipeline_model_parallel_size out, or use interleaved-1f1b";
+            faults.push(Fault::new(CHUNKS, "schedule::chunks", message, help));
+        }
+        if !self.interleaves && params.microbatch_group_size.is_some() {
+            let message = format!("{} has no microbatch groups", self.name);
+            faults.push(Fault::new(GROUP, "schedule::group", message, "leave it out, or use interleaved-1f1b"));
+        }
+        if faults.is_empty() {
+            faults = (self.constraints)(params);
+        }
+        faults
+    }
+
+    /// The order of compute actions.
+    ///
+    /// # Errors
+    /// Every fault of the parameters, see [`Family::faults`].
+    pub fn order(&self, params: &ScheduleParams) -> Result<PipelineOrder, Vec<Fault>> {
+        let faults = self.faults(params);
+        if faults.is_empty() { Ok((self.order)(params)) } else { Err(faults) }
+    }
+}
+
+/// Most `p m v` of one step that is accepted; 16 million pairs are about 100 million tasks.
+pub const MAX_STAGE_MICROBATCHES: u64 = 1 << 24;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_however_they_are_spelt() {
+        for (spelt, name) in [
+            ("GPipe", "gpipe"),
+            ("1F1B", "1f1b"),
+            ("one_f_one_b", "1f1b"),
+            ("Interleaved1F1B", "interleaved-1f1b"),
+            ("Eager 1F1B", "eager-1f1b"),
+        ] {
+            assert_eq!(find(spelt).map(|f| f.name), Some(name));
+        }
+        assert!(find("2f2b").is_none());
+    }
+
+    #[test]
+    fn faults_come_all_at_once() {
+        let faults = find("1f1b").unwrap().faults(&ScheduleParams::new(0, 0, 2));
+        assert_eq!(faults.iter().map(|f| f.path.as_str()).collect::<Vec<_>>(), [RANKS, MICROBATCHES, CHUNKS]);
+    }
+}

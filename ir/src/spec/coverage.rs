@@ -1,0 +1,61 @@
+//! R02 to R05: everything is computed once, in its place, in an order that can be.
+
+use super::table::Table;
+use super::{Report, Rule};
+use crate::action::{Action, Op};
+use crate::ids::{Microbatch, Stage};
+
+pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
+    for (stage, microbatch) in table.cells() {
+        exactly_once(table, stage, microbatch, report);
+        in_order(table, stage, microbatch, report);
+    }
+    for (id, task) in table.draft.tasks() {
+        let home = table.draft.placement.rank_of(task.action.stage);
+        if let Some(home) = home.filter(|home| *home != task.rank) {
+            let message = format!("{} stands on rank {}, but stage {} lives on rank {home}", task.action, task.rank, task.action.stage);
+            report.add(Rule::Placement, message, format!("move it to rank {home}"), &[id]);
+        }
+    }
+}
+
+fn exactly_once(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
+    let at = |op| table.get(op, stage, microbatch);
+    let name = |op| Action::new(stage, op, microbatch).to_string();
+    let [forward, full, input, weight] = [Op::Forward, Op::FullBackward, Op::BackwardInput, Op::BackwardWeight].map(at);
+    if forward.is_none() {
+        let help = format!("add {}", name(Op::Forward));
+        report.add(Rule::ExactlyOnce, format!("{} is missing", name(Op::Forward)), help, &[]);
+    }
+    let split: Vec<_> = input.into_iter().chain(weight).collect();
+    match (full, split.as_slice()) {
+        (Some(full), [_, ..]) => {
+            let message = format!("{} stands beside a split backward of the same microbatch", name(Op::FullBackward));
+            let tasks: Vec<_> = std::iter::once(full).chain(split).collect();
+            report.add(Rule::ExactlyOnce, message, "keep either B, or I and W", &tasks);
+        }
+        (None, []) => {
+            let message = format!("stage {stage} has no backward for microbatch {microbatch}");
+            report.add(Rule::ExactlyOnce, message, format!("add {}", name(Op::FullBackward)), &[]);
+        }
+        (None, [only]) => {
+            let missing = if input.is_none() { Op::BackwardInput } else { Op::BackwardWeight };
+            let help = format!("add {}", name(missing));
+            report.add(Rule::ExactlyOnce, format!("{} is missing", name(missing)), help, &[*only]);
+        }
+        _ => {}
+    }
+}
+
+fn in_order(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
+    let at = |op| table.get(op, stage, microbatch);
+    let mut pair = |first: Option<_>, second: Option<_>, rule: Rule| {
+        let (Some(first), Some(second)) = (first, second) else { return };
+        if !table.before(first, second) {
+            let [a, b] = [first, second].map(|id| table.draft.task(id).action);
+            report.add(rule, format!("{b} stands before {a}, whose result it needs"), format!("move {a} before {b}"), &[second, first]);
+        }
+    };
+    pair(at(Op::Forward), table.input_gradient(stage, microbatch), Rule::ForwardFirst);
+    pair(at(Op::BackwardInput), at(Op::BackwardWeight), Rule::InputBeforeWeight);
+}

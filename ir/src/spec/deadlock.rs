@@ -1,0 +1,231 @@
+//! R10: the program comes to its end.
+//!
+//! Every semantics of sends is a set of *queues* that run one task after another, and a way to join tasks that can only
+//! happen together:
+//!
+//! | semantics | queues | joined |
+//! |---|---|---|
+//! | eager | each lane of each rank | nothing |
+//! | rendezvous | each rank | a send with its receive, the members of a collective |
+//! | stream FIFO | each rank's compute and collective lane, each rank's messages with each peer | the same |
+//!
+//! Tasks that are then neither behind a queue nor short of an input are taken away until none is left (fine) or none
+//! can go (deadlock). In a deadlock the head of each stuck queue waits for another stuck queue; the shortest such cycle
+//! is the witness.
+
+use super::messages::sent_as;
+use super::table::Table;
+use super::{Report, Rule, Semantics};
+use crate::action::Op;
+use crate::ids::TaskId;
+use crate::schedule::Draft;
+use crate::task::{Dep, Lane, Task};
+use petgraph::visit::EdgeRef;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Reports a deadlock, if there is one; returns the tasks in an order that can run.
+pub(super) fn check(draft: &Draft, table: &Table<'_>, semantics: Semantics, report: &mut Report<'_>) -> Vec<TaskId> {
+    let waits = Waits::new(draft, table, semantics);
+    let (order, done) = waits.run();
+    if order.len() < draft.graph.node_count() {
+        let cycle = waits.shortest_cycle(draft, &done);
+        let waiting: Vec<String> = cycle
+            .iter()
+            .enumerate()
+            .map(|(i, id)| {
+                let next = cycle[(i + 1) % cycle.len()];
+                format!("rank {} waits at {} for rank {}", draft.task(*id).rank, draft.task(*id).action, draft.task(next).rank)
+            })
+            .collect();
+        let message = format!("deadlock under {} sends: {}", semantics.name(), waiting.join(", "));
+        let help = match semantics {
+            Semantics::Eager => "break the cycle: one of these tasks must stand earlier on its rank",
+            Semantics::Rendezvous | Semantics::StreamFifo => {
+                "let one side receive before it sends, or rely on eager (buffered) sends"
+            }
+        };
+        report.add(Rule::DeadlockFree, message, help, &cycle);
+    }
+    order
+}
+
+/// The graph of joined tasks, in compressed rows.
+struct Waits {
+    /// Task -> the task that stands for it and all it is joined with.
+    joined: Vec<u32>,
+    /// Task -> its queue.
+    queue: Vec<u32>,
+    queues: usize,
+    /// Successors of the joined task `i`: entries `start[i] .. start[i + 1]`.
+    start: Vec<u32>,
+    successors: Vec<u32>,
+}
+
+impl Waits {
+    fn new(draft: &Draft, table: &Table<'_>, semantics: Semantics) -> Self {
+        let n = draft.graph.node_count();
+        let joined = joined(draft, table, semantics, n);
+        let ranks = draft.programs.len();
+        let queues = ranks * (Lane::ALL.len() + ranks);
+        let queue: Vec<u32> = draft.tasks().map(|(_, task)| queue_of(task, ranks, semantics)).collect();
+        let mut edges = Vec::with_capacity(draft.graph.edge_count() + n);
+        let mut tail = vec![u32::MAX; queues];
+        for id in 0..n {
+            let last = std::mem::replace(&mut tail[queue[id] as usize], TaskId::at(id).0);
+            if last != u32::MAX {
+                edges.push((joined[last as usize], joined[id]));
+            }
+        }
+        for edge in draft.graph.edge_references().filter(|e| *e.weight() != Dep::Program) {
+            let (from, to) = (joined[edge.source().index()], joined[edge.target().index()]);
+            if from != to {
+                edges.push((from, to));
+            }
+        }
+        let mut start = vec![0_u32; n + 1];
+        for (from, _) in &edges {
+            start[*from as usize + 1] += 1;
+        }
+        for i in 0..n {
+            start[i + 1] += start[i];
+        }
+        let mut fill = start.clone();
+        let mut successors = vec![0; edges.len()];
+        for (from, to) in edges {
+            let slot = &mut fill[from as usize];
+            successors[*slot as usize] = to;
+            *slot += 1;
+        }
+        Self { joined, queue, queues, start, successors }
+    }
+
+    fn successors(&self, i: u32) -> &[u32] {
+        &self.successors[self.start[i as usize] as usize..self.start[i as usize + 1] as usize]
+    }
+
+    /// Takes away tasks as long as one can go: the order, and which joined tasks are done.
+    fn run(&self) -> (Vec<TaskId>, Vec<bool>) {
+        let n = self.joined.len();
+        let mut members: Vec<Vec<u32>> = Vec::new();
+        let mut missing = vec![0_u32; n];
+        for to in &self.successors {
+            missing[*to as usize] += 1;
+        }
+        // Only joins have more than one member; keep plain tasks free of a list of their own.
+        let mut list = vec![u32::MAX; n];
+        for (id, to) in self.joined.iter().enumerate().filter(|(id, to)| *id != **to as usize) {
+            if list[*to as usize] == u32::MAX {
+                list[*to as usize] = TaskId::at(members.len()).0;
+                members.push(Vec::new());
+            }
+            members[list[*to as usize] as usize].push(TaskId::at(id).0);
+        }
+        let is_leader = |i: usize| self.joined[i] as usize == i;
+        let mut ready: VecDeque<u32> =
+            (0..n).filter(|i| is_leader(*i) && missing[*i] == 0).map(|i| TaskId::at(i).0).collect();
+        let (mut order, mut done) = (Vec::with_capacity(n), vec![false; n]);
+        while let Some(i) = ready.pop_front() {
+            done[i as usize] = true;
+            order.push(TaskId(i));
+            if let Some(others) = members.get(list[i as usize] as usize) {
+                order.extend(others.iter().map(|id| TaskId(*id)));
+            }
+            for to in self.successors(i) {
+                missing[*to as usize] -= 1;
+                if missing[*to as usize] == 0 {
+                    ready.push_back(*to);
+                }
+            }
+        }
+        (order, done)
+    }
+
+    /// The heads of the stuck queues that wait for each other in the shortest cycle.
+    fn shortest_cycle(&self, draft: &Draft, done: &[bool]) -> Vec<TaskId> {
+        let stuck = |id: usize| !done[self.joined[id] as usize];
+        let mut head: Vec<Option<usize>> = vec![None; self.queues];
+        for id in (0..self.joined.len()).filter(|id| stuck(*id)) {
+            head[self.queue[id] as usize].get_or_insert(id);
+        }
+        // Joined task -> the queues it is the head of.
+        let mut heads: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (queue, id) in head.iter().enumerate() {
+            if let Some(id) = id {
+                heads.entry(self.joined[*id]).or_default().push(queue);
+            }
+        }
+        let mut waits_for: Vec<Vec<usize>> = vec![Vec::new(); self.queues];
+        let mut wait = |waiting: u32, holder: usize| {
+            for queue in heads.get(&waiting).into_iter().flatten() {
+                waits_for[*queue].push(self.queue[holder] as usize);
+            }
+        };
+        // A head waits for the queues where a task that it is joined with is not at the head yet ...
+        for id in (0..self.joined.len()).filter(|id| stuck(*id)) {
+            if head[self.queue[id] as usize] != Some(id) {
+                wait(self.joined[id], id);
+            }
+        }
+        // ... and for the queues of the inputs that it still needs.
+        for edge in draft.graph.edge_references().filter(|e| *e.weight() != Dep::Program) {
+            let (from, to) = (edge.source().index(), edge.target().index());
+            if stuck(from) && self.joined[from] != self.joined[to] {
+                wait(self.joined[to], from);
+            }
+        }
+        let cycle = (0..self.queues).filter_map(|q| cycle_through(q, &waits_for)).min_by_key(Vec::len);
+        cycle.unwrap_or_default().into_iter().filter_map(|q| head[q].map(TaskId::at)).collect()
+    }
+}
+
+/// The shortest cycle through `start`, by breadth-first search.
+fn cycle_through(start: usize, waits_for: &[Vec<usize>]) -> Option<Vec<usize>> {
+    let mut came_from = vec![None; waits_for.len()];
+    let mut queue = VecDeque::from([start]);
+    while let Some(q) = queue.pop_front() {
+        for next in &waits_for[q] {
+            if *next == start {
+                let mut cycle = vec![q];
+                while let Some(previous) = came_from[cycle[cycle.len() - 1]] {
+                    cycle.push(previous);
+                }
+                cycle.reverse();
+                return Some(cycle);
+            }
+            if came_from[*next].is_none() {
+                came_from[*next] = Some(q);
+                queue.push_back(*next);
+            }
+        }
+    }
+    None
+}
+
+/// Task -> the task that stands for it.
+fn joined(draft: &Draft, table: &Table<'_>, semantics: Semantics, n: usize) -> Vec<u32> {
+    let mut joined: Vec<u32> = (0..n).map(|i| TaskId::at(i).0).collect();
+    if semantics == Semantics::Eager {
+        return joined;
+    }
+    let mut collective = None;
+    for (id, task) in draft.tasks() {
+        if task.action.op == Op::ReduceTied {
+            joined[id.index()] = collective.get_or_insert(id).0;
+        } else if let Some(send) = sent_as(table, &task.action) {
+            joined[id.index()] = send.0;
+        }
+    }
+    joined
+}
+
+fn queue_of(task: &Task, ranks: usize, semantics: Semantics) -> u32 {
+    let width = Lane::ALL.len() + ranks;
+    let within = match (semantics, task.lane) {
+        (Semantics::Rendezvous, _) => 0,
+        (Semantics::StreamFifo, Lane::Send | Lane::Receive) => {
+            Lane::ALL.len() + task.peer.map_or(task.rank, |peer| peer).index()
+        }
+        (_, lane) => lane as usize,
+    };
+    TaskId::at(task.rank.index() * width + within).0
+}

@@ -1,0 +1,254 @@
+//! Each rule, broken once on purpose; and the deadlocks of the field cases (A11).
+
+use super::{Rule, Semantics, Violation};
+use crate::action::{Action, Op};
+use crate::ids::{Microbatch, Stage};
+use crate::order::PipelineOrder;
+use crate::passes::{add_optimizer_step, add_send_recv, add_tied_reduction};
+use crate::schedule::Draft;
+use crate::schedules::{FAMILIES, ScheduleParams, find};
+use crate::task::Touch;
+use crate::workload::{StageWorkload, Workload};
+
+fn order(family: &str, p: u32, m: u32, v: u32) -> PipelineOrder {
+    find(family).unwrap().order(&ScheduleParams::new(p, m, v)).unwrap()
+}
+
+fn full(family: &str, p: u32, m: u32, v: u32) -> PipelineOrder {
+    add_optimizer_step(add_tied_reduction(add_send_recv(&order(family, p, m, v))))
+}
+
+fn draft(order: &PipelineOrder) -> Draft {
+    let stage = StageWorkload { activations: 7, output: 3, gradients: 5, parameters: 5, tied: 2, ..Default::default() };
+    Draft::lower(order, &Workload { stages: vec![stage; order.placement.stages() as usize] })
+}
+
+fn violations(order: &PipelineOrder) -> Vec<Violation> {
+    draft(order).check(Semantics::Eager)
+}
+
+fn rules(order: &PipelineOrder) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = violations(order).iter().map(|v| v.rule).collect();
+    rules.dedup();
+    rules
+}
+
+/// The position of an action in a rank's program.
+fn at(order: &PipelineOrder, rank: usize, action: &str) -> usize {
+    order.ranks[rank].iter().position(|a| a.to_string() == action).unwrap()
+}
+
+#[test]
+fn every_family_keeps_the_law_under_every_semantics() {
+    for family in &FAMILIES {
+        for (p, m, v) in [(1, 1, 1), (2, 4, 1), (4, 8, 1), (4, 8, 2), (3, 6, 3), (1, 4, 2)] {
+            let v = if family.interleaves { v } else { 1 };
+            let order = full(family.name, p, m, v);
+            for semantics in Semantics::ALL {
+                assert_eq!(draft(&order).check(semantics), [], "{} p={p} m={m} v={v}", family.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn r01_in_range() {
+    let mut order = full("1f1b", 2, 2, 1);
+    order.ranks[0].push(Action::new(Stage(9), Op::Forward, Microbatch(0)));
+    order.ranks[1].push(Action::new(Stage(1), Op::Forward, Microbatch(2)));
+    let found = violations(&order);
+    assert_eq!(found.iter().map(|v| v.rule).collect::<Vec<_>>(), [Rule::InRange, Rule::InRange]);
+    assert!(found[0].help.contains("0 to 1"), "{}", found[0].help);
+}
+
+#[test]
+fn r02_exactly_once() {
+    let mut order = full("gpipe", 2, 2, 1);
+    let forward = at(&order, 0, "0F1");
+    let duplicate = order.ranks[0][forward];
+    order.ranks[0].insert(forward, duplicate);
+    assert_eq!(rules(&order), [Rule::ExactlyOnce]);
+
+    let mut order = full("gpipe", 1, 2, 1);
+    let forward = at(&order, 0, "0F1");
+    order.ranks[0].remove(forward);
+    assert!(violations(&order)[0].message.contains("0F1 is missing"));
+
+    let mut order = full("gpipe", 1, 1, 1);
+    order.ranks[0][1].op = Op::BackwardInput;
+    assert!(violations(&order)[0].message.contains("0W0 is missing"));
+    order.ranks[0].insert(2, Action::new(Stage(0), Op::BackwardWeight, Microbatch(0)));
+    assert_eq!(violations(&order), []);
+    order.ranks[0].insert(3, Action::new(Stage(0), Op::FullBackward, Microbatch(0)));
+    assert!(violations(&order)[0].message.contains("beside a split backward"));
+}
+
+#[test]
+fn r03_placement() {
+    let mut order = full("gpipe", 2, 1, 1);
+    let moved = order.ranks[0].remove(0);
+    order.ranks[1].insert(0, moved);
+    assert!(rules(&order).contains(&Rule::Placement));
+}
+
+#[test]
+fn r04_forward_first() {
+    let mut order = full("gpipe", 1, 1, 1);
+    order.ranks[0].swap(0, 1);
+    assert_eq!(rules(&order), [Rule::ForwardFirst, Rule::DeadlockFree]);
+}
+
+#[test]
+fn r05_input_before_weight() {
+    let mut order = full("gpipe", 1, 1, 1);
+    order.ranks[0][1].op = Op::BackwardWeight;
+    order.ranks[0].insert(2, Action::new(Stage(0), Op::BackwardInput, Microbatch(0)));
+    assert_eq!(rules(&order), [Rule::InputBeforeWeight, Rule::DeadlockFree]);
+}
+
+#[test]
+fn r06_message_pairs() {
+    for (rank, action) in [(0, "0SEND_F1"), (1, "1RECV_F1"), (1, "1SEND_B0"), (0, "0RECV_B0")] {
+        let mut order = full("1f1b", 2, 2, 1);
+        let place = at(&order, rank, action);
+        let removed = order.ranks[rank].remove(place);
+        let found = violations(&order);
+        assert_eq!(found[0].rule, Rule::MessagePairs);
+        assert!(found[0].message.contains(&format!("{action} is missing on rank {rank}")), "{}", found[0].message);
+        // A message too many is refused as well.
+        order.ranks[rank].insert(place, removed);
+        order.ranks[rank].insert(place, removed);
+        assert!(rules(&order).contains(&Rule::MessagePairs));
+    }
+    let mut order = full("1f1b", 2, 1, 1);
+    order.ranks[1].push(Action::new(Stage(1), Op::SendForward, Microbatch(0)));
+    assert!(violations(&order)[0].message.contains("no message") || rules(&order) == [Rule::MessagePairs]);
+}
+
+#[test]
+fn r07_message_size() {
+    let mut draft = draft(&full("1f1b", 2, 1, 1));
+    let send = draft.graph.node_indices().find(|n| draft.graph[*n].action.op == Op::SendForward).unwrap();
+    draft.graph[send].payload = 4;
+    for semantics in Semantics::ALL {
+        let found = draft.check(semantics);
+        assert_eq!(found.iter().map(|v| v.rule).collect::<Vec<_>>(), [Rule::MessageSize], "a size is never a deadlock");
+        assert!(found[0].message.contains("sends 4 bytes, but 1RECV_F0 expects 3"), "{}", found[0].message);
+    }
+}
+
+#[test]
+fn r08_channel_order() {
+    let mut order = full("gpipe", 2, 2, 1);
+    let (a, b) = (at(&order, 0, "0SEND_F0"), at(&order, 0, "0SEND_F1"));
+    let send = order.ranks[0].remove(a);
+    order.ranks[0].insert(b, send);
+    assert_eq!(rules(&order), [Rule::ChannelOrder]);
+}
+
+#[test]
+fn r09_message_place() {
+    let mut order = full("gpipe", 2, 1, 1);
+    order.ranks[0].swap(0, 1);
+    assert_eq!(rules(&order), [Rule::MessagePlace]);
+    let mut order = full("gpipe", 2, 1, 1);
+    order.ranks[1].swap(0, 1);
+    assert_eq!(rules(&order), [Rule::MessagePlace]);
+}
+
+#[test]
+fn r10_deadlock_of_two_orders_that_contradict_each_other() {
+    // Rank 0 wants the backward of microbatch 1 before it runs the forward of 0, which rank 1 runs first.
+    let csv = "0F1,0B1,0F0,0B0\n1F0,1B0,1F1,1B1\n";
+    let order = add_optimizer_step(add_send_recv(&PipelineOrder::from_csv(csv, 2).unwrap()));
+    let found = violations(&order);
+    assert_eq!(found.iter().map(|v| v.rule).collect::<Vec<_>>(), [Rule::ChannelOrder, Rule::DeadlockFree]);
+    let text = &found[1].message;
+    assert!(text.contains("rank 0 waits at 0RECV_B1") && text.contains("rank 1 waits at 1RECV_F0"), "{text}");
+}
+
+#[test]
+fn r11_collective() {
+    let mut order = full("gpipe", 3, 1, 1);
+    let place = at(&order, 2, "2REDUCE_TIED");
+    order.ranks[2].remove(place);
+    let found = violations(&order);
+    assert_eq!(found[0].rule, Rule::Collective);
+    assert!(found[0].message.contains("rank 2"), "{}", found[0].message);
+
+    let mut draft = draft(&full("gpipe", 2, 1, 1));
+    let member = draft.graph.node_indices().find(|n| draft.graph[*n].action.op == Op::ReduceTied).unwrap();
+    draft.graph[member].payload = 99;
+    assert_eq!(draft.check(Semantics::Eager)[0].rule, Rule::Collective);
+}
+
+#[test]
+fn r12_buffers() {
+    let sound = draft(&full("1f1b", 2, 2, 1));
+    let find = |touch: Touch| sound.effects.iter().position(|e| e.touch == touch).unwrap();
+    for (effect, becomes, says) in [
+        (find(Touch::Free), Touch::Use, "never freed"),
+        (find(Touch::Allocate), Touch::Use, "before it is allocated"),
+        (find(Touch::Use), Touch::Free, "after it is freed"),
+        (find(Touch::Use), Touch::Allocate, "second time"),
+    ] {
+        let mut broken = sound.clone();
+        broken.effects[effect].touch = becomes;
+        let found = broken.check(Semantics::Eager);
+        assert!(found.iter().all(|v| v.rule == Rule::Buffers), "{found:?}");
+        assert!(found.iter().any(|v| v.message.contains(says)), "{says}: {found:?}");
+    }
+}
+
+#[test]
+fn r13_step_end() {
+    let mut order = full("gpipe", 2, 2, 1);
+    let place = at(&order, 0, "0OPTIMIZER_STEP");
+    let optimizer = order.ranks[0].remove(place);
+    assert!(violations(&order).iter().any(|v| v.message.contains("0OPTIMIZER_STEP is missing")));
+    let backward = at(&order, 0, "0B1");
+    order.ranks[0].insert(backward, optimizer);
+    assert!(rules(&order).contains(&Rule::StepEnd));
+
+    let mut order = full("gpipe", 2, 2, 1);
+    let (reduction, backward) = (at(&order, 1, "1REDUCE_TIED"), at(&order, 1, "1B1"));
+    let moved = order.ranks[1].remove(reduction);
+    order.ranks[1].insert(backward, moved);
+    assert!(violations(&order).iter().any(|v| v.rule == Rule::StepEnd && v.message.contains("1REDUCE_TIED")));
+}
+
+/// The four programs of field case A11 (microbatches and stages as there), and whether each comes to its end.
+const FIELD_DEADLOCKS: [(&str, bool); 4] = [
+    ("0SEND_F1,0RECV_B0\n1SEND_B0,1RECV_F1\n", false),
+    ("0SEND_F1,0RECV_B0\n1RECV_F1,1SEND_B0\n", true),
+    ("2SEND_F1,0F1,0SEND_F2,2RECV_B0,2B0\n3RECV_F1,3SEND_B0,3F1,1RECV_F2,1F2\n", false),
+    ("2SEND_F1,0F1,2RECV_B0,0SEND_F2,2B0\n3RECV_F1,3SEND_B0,3F1,1RECV_F2,1F2\n", true),
+];
+
+#[test]
+fn a11_find_the_deadlock_before_running() {
+    let deadlocks = |csv: &str, semantics| {
+        let order = PipelineOrder::from_csv(csv, 3).unwrap();
+        let found = Draft::lower(&order, &Workload::default()).check(semantics);
+        found.into_iter().filter(|v| v.rule == Rule::DeadlockFree).collect::<Vec<_>>()
+    };
+    for (csv, ends) in FIELD_DEADLOCKS {
+        assert_eq!(deadlocks(csv, Semantics::Rendezvous).is_empty(), ends, "{csv}");
+        assert!(deadlocks(csv, Semantics::Eager).is_empty(), "buffered sends are fine: {csv}");
+    }
+    let text = deadlocks(FIELD_DEADLOCKS[0].0, Semantics::Rendezvous)[0].message.clone();
+    assert_eq!(
+        text,
+        "deadlock under rendezvous sends: rank 0 waits at 0SEND_F1 for rank 1, rank 1 waits at 1SEND_B0 for rank 0"
+    );
+    let text = deadlocks(FIELD_DEADLOCKS[2].0, Semantics::Rendezvous)[0].message.clone();
+    assert!(text.contains("rank 0 waits at 0SEND_F2") && text.contains("rank 1 waits at 3SEND_B0"), "{text}");
+}
+
+#[test]
+fn a11_streams_of_two_ranks_pair_up_head_to_head() {
+    let csv = FIELD_DEADLOCKS[0].0;
+    let order = PipelineOrder::from_csv(csv, 3).unwrap();
+    let found = Draft::lower(&order, &Workload::default()).check(Semantics::StreamFifo);
+    assert!(found.iter().any(|v| v.message.contains("deadlock under stream-fifo sends")), "{found:?}");
+}

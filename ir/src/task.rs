@@ -1,0 +1,167 @@
+//! What a node of the schedule DAG is: a task, its edges and what it does to memory.
+
+use crate::action::{Action, Op};
+use crate::ids::{BufferId, LayerRange, Rank};
+use serde::{Deserialize, Serialize};
+
+/// A stream of a rank. Tasks of one lane run one after another, in program order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lane {
+    /// F, B, I, W and the optimizer.
+    Compute,
+    /// Point-to-point sends.
+    Send,
+    /// Point-to-point receives.
+    Receive,
+    /// Collectives of the embedding group.
+    Collective,
+}
+
+impl Lane {
+    /// Every lane, in drawing order.
+    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::Send, Lane::Receive, Lane::Collective];
+
+    /// The lane an operation runs on.
+    pub fn of(op: Op) -> Lane {
+        match op {
+            Op::SendForward | Op::SendBackward => Lane::Send,
+            Op::RecvForward | Op::RecvBackward => Lane::Receive,
+            Op::ReduceTied => Lane::Collective,
+            _ => Lane::Compute,
+        }
+    }
+
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Lane::Compute => "compute",
+            Lane::Send => "send",
+            Lane::Receive => "receive",
+            Lane::Collective => "collective",
+        }
+    }
+}
+
+/// Why one task waits for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dep {
+    /// The second uses what the first made, on the same rank.
+    Data,
+    /// The second follows the first in their lane.
+    Program,
+    /// The first sends what the second receives; only here a link's latency counts.
+    Transfer,
+    /// The second updates the weights whose gradients the first completed.
+    Weight,
+}
+
+/// How much a task computes, for cost models that derive time from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes read and written [B].
+    pub bytes: f64,
+}
+
+/// A node of the schedule DAG.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Task {
+    /// What it does, to which stage and microbatch.
+    pub action: Action,
+    /// The rank that runs it.
+    pub rank: Rank,
+    /// The lane it runs on.
+    pub lane: Lane,
+    /// The other end of a message.
+    pub peer: Option<Rank>,
+    /// Segment: the layers it runs.
+    pub layers: LayerRange,
+    /// How much it computes.
+    pub work: Work,
+    /// Size of the message [B], 0 for compute.
+    pub payload: u64,
+}
+
+/// What a buffer holds; memory is reported by these classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryClass {
+    /// Weights.
+    Parameters,
+    /// Accumulated weight gradients.
+    Gradients,
+    /// Optimizer state.
+    Optimizer,
+    /// What forward keeps for backward.
+    Activations,
+    /// Logits and what the loss keeps.
+    Logits,
+    /// Messages in and out, and the workspace of the running task.
+    Buffers,
+}
+
+impl MemoryClass {
+    /// Every class, in stacking order.
+    pub const ALL: [MemoryClass; 6] = [
+        MemoryClass::Parameters,
+        MemoryClass::Optimizer,
+        MemoryClass::Gradients,
+        MemoryClass::Activations,
+        MemoryClass::Logits,
+        MemoryClass::Buffers,
+    ];
+
+    /// Position in [`MemoryClass::ALL`].
+    pub fn index(self) -> usize {
+        MemoryClass::ALL.iter().position(|c| *c == self).unwrap_or(0)
+    }
+
+    /// Its name for people and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemoryClass::Parameters => "parameters",
+            MemoryClass::Gradients => "gradients",
+            MemoryClass::Optimizer => "optimizer",
+            MemoryClass::Activations => "activations",
+            MemoryClass::Logits => "logits",
+            MemoryClass::Buffers => "buffers",
+        }
+    }
+}
+
+/// A named piece of a rank's memory that lives from one task to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Whose memory it is.
+    pub rank: Rank,
+    /// What it holds.
+    pub class: MemoryClass,
+    /// Its size [B].
+    pub bytes: u64,
+    /// The action that makes it: its name, together with the class.
+    pub of: Action,
+}
+
+/// What a task does to a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// Allocates it at the task's start.
+    Allocate,
+    /// Reads or writes it.
+    Use,
+    /// Frees it at the task's end.
+    Free,
+    /// Allocates it at the task's start and frees it at its end.
+    Workspace,
+}
+
+/// One touch of one buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryEffect {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// What happens to it.
+    pub touch: Touch,
+}

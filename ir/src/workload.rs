@@ -1,0 +1,53 @@
+//! What each stage computes, keeps and sends for one microbatch, in FLOPs and bytes.
+//!
+//! One law: a workload is per stage, in the order of the stages; lowering copies its numbers onto tasks and buffers.
+
+use crate::ids::{LayerRange, Stage};
+
+/// The workload of one stage. All sizes in bytes [B].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StageWorkload {
+    /// Layers of the stage.
+    pub layers: LayerRange,
+    /// Its parameters.
+    pub parameters: u64,
+    /// Its gradients, alive from the first backward of a step to the optimizer.
+    pub gradients: u64,
+    /// Optimizer state.
+    pub optimizer: u64,
+    /// What one microbatch's forward keeps for backward, without the received input and the logits.
+    pub activations: u64,
+    /// Logits and what the loss keeps of one microbatch; 0 but on the last stage.
+    pub logits: u64,
+    /// Output of the stage, the message to the next one.
+    pub output: u64,
+    /// Memory that a forward needs only while it runs.
+    pub forward_workspace: u64,
+    /// Memory that a backward needs only while it runs.
+    pub backward_workspace: u64,
+    /// Memory that the optimizer needs only while it runs.
+    pub optimizer_workspace: u64,
+    /// The tied embedding's gradient, to be summed between the first and the last stage; 0 elsewhere or when untied.
+    pub tied: u64,
+    /// FLOPs of one microbatch's forward.
+    pub forward_flops: f64,
+}
+
+/// The workload of a whole plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Workload {
+    /// One entry a stage.
+    pub stages: Vec<StageWorkload>,
+}
+
+impl Workload {
+    /// A workload of `stages` stages without sizes, for abstract costs.
+    pub fn abstract_stages(stages: u32) -> Self {
+        Self { stages: vec![StageWorkload::default(); stages as usize] }
+    }
+
+    /// The workload of a stage; one that does not exist weighs nothing.
+    pub fn stage(&self, stage: Stage) -> StageWorkload {
+        self.stages.get(stage.index()).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,49 @@
+//! `cargo bench -p pipewright-sim`: tasks per second of the engine, and the whole way from parameters to a timeline.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pipewright_ir::passes::{add_optimizer_step, add_send_recv};
+use pipewright_ir::plan::UnitCosts;
+use pipewright_ir::schedule::{Draft, Schedule};
+use pipewright_ir::schedules::{ScheduleParams, find};
+use pipewright_ir::workload::Workload;
+use pipewright_sim::{Engine, Options, cost::UnitCost};
+use std::hint::black_box;
+
+fn build(p: u32, m: u32) -> Schedule {
+    let order = find("1f1b").unwrap().order(&ScheduleParams::new(p, m, 1)).unwrap();
+    let program = add_optimizer_step(add_send_recv(&order));
+    Draft::lower(&program, &Workload::abstract_stages(p)).seal().unwrap()
+}
+
+fn compile(schedule: &Schedule) -> Engine {
+    let mut engine = Engine::new(schedule);
+    engine.set_costs(schedule, &UnitCost::new(&UnitCosts::default(), schedule.placement()));
+    engine
+}
+
+fn run(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("run a compiled 1F1B");
+    for (p, m) in [(16, 108), (16, 1080), (16, 10800)] {
+        let schedule = build(p, m);
+        let engine = compile(&schedule);
+        group.throughput(Throughput::Elements(schedule.len() as u64));
+        group.bench_with_input(BenchmarkId::from_parameter(schedule.len()), &engine, |b, engine| {
+            b.iter(|| black_box(engine.run(&Options::default())));
+        });
+    }
+    group.finish();
+}
+
+fn whole(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("1F1B p=16 m=256");
+    group.bench_function("build and check", |b| b.iter(|| black_box(build(16, 256))));
+    let schedule = build(16, 256);
+    group.bench_function("compile", |b| b.iter(|| black_box(compile(&schedule))));
+    group.bench_function("build, check and simulate", |b| {
+        b.iter(|| black_box(compile(&build(16, 256)).run(&Options::default())));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, run, whole);
+criterion_main!(benches);

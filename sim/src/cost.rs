@@ -1,0 +1,18 @@
+//! Cost models: how long a task takes and how long a message travels.
+
+mod table;
+mod unit;
+
+pub use table::{TableCost, TableError, workload_of};
+pub use unit::UnitCost;
+
+use pipewright_ir::task::Task;
+
+/// How long things take. Seconds [s], or abstract units for [`UnitCost`].
+pub trait CostModel {
+    /// Time for which the task occupies its lane.
+    fn duration(&self, task: &Task) -> f64;
+
+    /// From the end of a transfer's first task to the moment its second may start. Occupies no lane.
+    fn latency(&self, receiver: &Task) -> f64;
+}

@@ -1,0 +1,134 @@
+//! The fast path: one pass over the tasks in a topological order that was found once.
+//!
+//! A task starts when its inputs are there and its lane is free. With a static order per lane both are predecessors in
+//! the graph, so no queue of events is needed: `start = max over predecessors (end + latency)`.
+
+use crate::Options;
+use crate::core_limit;
+use crate::cost::CostModel;
+use petgraph::Direction;
+use petgraph::visit::EdgeRef;
+use pipewright_ir::ids::TaskId;
+use pipewright_ir::schedule::Schedule;
+use pipewright_ir::task::{Dep, Lane};
+use pipewright_ir::timeline::{Source, Span, Timeline};
+
+/// A schedule compiled for simulation.
+///
+/// Slots `0 .. tasks` are tasks; behind them comes one slot for each lane of each rank, which holds when the lane
+/// became free in the step before.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    pub(crate) tasks: usize,
+    /// Tasks in topological order.
+    pub(crate) order: Vec<u32>,
+    /// Predecessor slots of the k-th task in order: entries `start[k] .. start[k + 1]`.
+    pub(crate) start: Vec<u32>,
+    pub(crate) predecessors: Vec<u32>,
+    /// Latency of each predecessor entry, 0 but on transfers.
+    pub(crate) latency: Vec<f64>,
+    transfers: Vec<(u32, TaskId)>,
+    /// Duration of the k-th task in order.
+    pub(crate) duration: Vec<f64>,
+    /// Last task of each lane slot.
+    lane_tails: Vec<Option<u32>>,
+    /// Whether a task runs on a compute lane.
+    pub(crate) is_compute: Vec<bool>,
+}
+
+impl Engine {
+    /// Compiles a schedule. All costs are 0 until [`Engine::set_costs`].
+    pub fn new(schedule: &Schedule) -> Self {
+        let tasks = schedule.len();
+        let graph = schedule.graph();
+        let lanes = schedule.ranks() * Lane::ALL.len();
+        let mut engine = Self {
+            tasks,
+            order: schedule.topological().iter().map(|id| id.0).collect(),
+            start: Vec::with_capacity(tasks + 1),
+            predecessors: Vec::with_capacity(graph.edge_count() + lanes),
+            latency: Vec::new(),
+            transfers: Vec::new(),
+            duration: vec![0.0; tasks],
+            lane_tails: vec![None; lanes],
+            is_compute: schedule.tasks().map(|(_, t)| t.lane == Lane::Compute).collect(),
+        };
+        engine.start.push(0);
+        for id in schedule.topological() {
+            let node = petgraph::graph::NodeIndex::new(id.index());
+            let task = &graph[node];
+            let lane = task.rank.index() * Lane::ALL.len() + task.lane as usize;
+            let mut first_of_lane = true;
+            for edge in graph.edges_directed(node, Direction::Incoming) {
+                match edge.weight() {
+                    Dep::Program => first_of_lane = false,
+                    Dep::Transfer => engine.transfers.push((TaskId::at(engine.predecessors.len()).0, *id)),
+                    Dep::Data | Dep::Weight => {}
+                }
+                engine.predecessors.push(TaskId::at(edge.source().index()).0);
+            }
+            if first_of_lane {
+                engine.predecessors.push(TaskId::at(tasks + lane).0);
+            }
+            // Tasks of a lane come in program order, so the latest seen is the lane's last.
+            engine.lane_tails[lane] = Some(id.0);
+            engine.start.push(TaskId::at(engine.predecessors.len()).0);
+        }
+        engine.latency = vec![0.0; engine.predecessors.len()];
+        engine
+    }
+
+    /// Sets all durations and latencies from a cost model.
+    pub fn set_costs(&mut self, schedule: &Schedule, cost: &dyn CostModel) {
+        for (duration, id) in self.duration.iter_mut().zip(&self.order) {
+            *duration = cost.duration(schedule.task(TaskId(*id)));
+        }
+        for (entry, receiver) in &self.transfers {
+            self.latency[*entry as usize] = cost.latency(schedule.task(*receiver));
+        }
+    }
+
+    /// Runs all steps.
+    pub fn run(&self, options: &Options) -> Timeline {
+        let mut ends = vec![0.0; self.tasks + self.lane_tails.len()];
+        let mut spans = vec![Span::default(); self.tasks * options.steps];
+        for step in 0..options.steps {
+            let slice = &mut spans[step * self.tasks..(step + 1) * self.tasks];
+            match options.cores {
+                Some(cores) => core_limit::run_step(self, cores, &mut ends, slice),
+                None => self.run_step(&mut ends, slice),
+            }
+            self.carry_over(&mut ends, options.barrier);
+        }
+        Timeline { source: Source::Predicted, tasks: self.tasks, spans, memory: Vec::new() }
+    }
+
+    fn run_step(&self, ends: &mut [f64], spans: &mut [Span]) {
+        for (k, id) in self.order.iter().enumerate() {
+            let range = self.start[k] as usize..self.start[k + 1] as usize;
+            let mut start = 0.0;
+            for (predecessor, latency) in self.predecessors[range.clone()].iter().zip(&self.latency[range]) {
+                let ready = ends[*predecessor as usize] + latency;
+                if ready > start {
+                    start = ready;
+                }
+            }
+            let end = start + self.duration[k];
+            ends[*id as usize] = end;
+            spans[*id as usize] = Span { start, end };
+        }
+    }
+
+    /// When each lane is free for the next step.
+    fn carry_over(&self, ends: &mut [f64], barrier: bool) {
+        let (tasks, lanes) = ends.split_at_mut(self.tasks);
+        let last = tasks.iter().copied().fold(0.0, f64::max);
+        for (lane, tail) in lanes.iter_mut().zip(&self.lane_tails) {
+            *lane = match tail {
+                _ if barrier => last,
+                Some(id) => tasks[*id as usize],
+                None => *lane,
+            };
+        }
+    }
+}
