@@ -1,1 +1,27 @@
 //! What people see: pictures and traces, all functions of a schedule and a timeline.
+//!
+//! One law: a function of its [`Run`]s and nothing else, to the byte: no clock, no locale, no fonts of the machine.
+
+mod axis;
+mod canvas;
+mod colour;
+mod comparison;
+mod font;
+mod gantt;
+pub mod json;
+mod legend;
+mod live;
+mod memory_plot;
+mod picture;
+mod rows;
+mod run;
+pub mod table;
+mod text;
+mod trace;
+
+pub use comparison::{comparison, predicted_against_measured};
+pub use gantt::gantt;
+pub use memory_plot::{memory, memory_against};
+pub use picture::{Picture, PictureError};
+pub use run::{Run, TimeUnit};
+pub use trace::trace;

@@ -16,9 +16,9 @@ use crate::model::{ModelShape, StagePart};
 use crate::order::{CellError, PipelineOrder};
 use crate::passes;
 use crate::placement::Placement;
-use crate::scenario::{Model, Scenario, ScheduleEntry};
+use crate::scenario::{Model, OptimizerName, Scenario, ScheduleEntry};
 use crate::schedule::{Draft, Schedule};
-use crate::schedules::{self, Family, RANKS, ScheduleParams};
+use crate::schedules::{self, Family, MAX_STAGE_MICROBATCHES, RANKS, ScheduleParams};
 use crate::spec::Violation;
 use crate::workload::Workload;
 
@@ -39,6 +39,8 @@ pub struct Plan {
     pub model: Option<ModelShape>,
     /// Layers of each stage; empty without a model.
     pub layers: Vec<LayerRange>,
+    /// What is trained, in words: model, microbatch, optimizer. Costs measured for one job say nothing of another.
+    pub job: String,
     /// Things the user should know though they are legal.
     pub warnings: Vec<String>,
 }
@@ -160,12 +162,42 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         let order = family.order(&params).map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
         (plan_name(family, chunks), family.name.to_owned(), chunks, order)
     };
+    let cells = [order.placement.stages(), context.batch.microbatches, context.batch.rounds];
+    if cells.map(u64::from).iter().product::<u64>() > MAX_STAGE_MICROBATCHES {
+        let [stages, m, rounds] = cells;
+        let message = format!(
+            "{stages} stages x {m} microbatches x {rounds} rounds are more than {MAX_STAGE_MICROBATCHES}, the most of one step"
+        );
+        return Err(vec![Fault::new("training", "schedule::size", message, "use fewer microbatches or a smaller global batch")]);
+    }
     let layers = match context.model {
         Some(model) => layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?,
         None => Vec::new(),
     };
     let warnings = warnings(context, &family, order.placement.ranks());
-    Ok(Plan { name, family, chunks, order, batch: context.batch, model: context.model.cloned(), layers, warnings })
+    let job = job(context);
+    Ok(Plan { name, family, chunks, order, batch: context.batch, model: context.model.cloned(), layers, job, warnings })
+}
+
+/// The job in words.
+fn job(context: &Context<'_>) -> String {
+    let Batch { micro_batch_size, seq_length, .. } = context.batch;
+    let optimizer = context.scenario.execute.as_ref().and_then(|e| e.optimizer.as_ref()).map(|o| o.kind);
+    let optimizer = match optimizer {
+        Some(OptimizerName::Sgd) => "SGD",
+        Some(OptimizerName::Adamw) | None => "AdamW",
+    };
+    let model = context.model.map_or_else(
+        || "no model".to_owned(),
+        |m| {
+            let head = if m.untie_embeddings_and_output_weights { "untied" } else { "tied" };
+            format!(
+                "GPT of {} layers, hidden {}, {} heads, ffn {}, vocabulary {}, {head} head",
+                m.num_layers, m.hidden_size, m.num_attention_heads, m.ffn_hidden_size, m.vocab_size
+            )
+        },
+    );
+    format!("{model}; microbatch of {micro_batch_size} x {seq_length} tokens, fp32, {optimizer}")
 }
 
 fn plan_name(family: &Family, chunks: u32) -> String {

@@ -32,6 +32,11 @@ impl Lane {
         }
     }
 
+    /// Queues of a rank among `ranks`: one a lane, and one for the receives from each rank.
+    pub fn queues(ranks: u32) -> usize {
+        Lane::ALL.len() + ranks as usize
+    }
+
     /// Its name for people.
     pub fn name(self) -> &'static str {
         match self {
@@ -82,6 +87,16 @@ pub struct Task {
     pub work: Work,
     /// Size of the message [B], 0 for compute.
     pub payload: u64,
+}
+
+impl Task {
+    /// The queue of its rank that it waits in, below [`Lane::queues`].
+    pub fn queue(&self) -> usize {
+        match (self.lane, self.peer) {
+            (Lane::Receive, Some(peer)) => Lane::ALL.len() + peer.index(),
+            (lane, _) => lane as usize,
+        }
+    }
 }
 
 /// What a buffer holds; memory is reported by these classes.

@@ -1,10 +1,12 @@
 //! More ranks than cores: compute tasks share the cores.
 //!
 //! With `n` compute tasks running on `c` cores each goes at the rate `min(1, c / n)`, as fair time slices give it
-//! (processor sharing). Time then depends on what else runs, so events are taken in order of time from a heap.
+//! (processor sharing). Time then depends on what else runs, so events are taken in order of time from a heap; steps
+//! without a barrier between them share the cores too and run in one loop.
 
 use crate::engine::Engine;
 use ordered_float::OrderedFloat;
+use pipewright_ir::ids::TaskId;
 use pipewright_ir::timeline::Span;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,86 +17,106 @@ struct Running {
     remaining: f64,
 }
 
-pub(crate) fn run_step(engine: &Engine, cores: u32, ends: &mut [f64], spans: &mut [Span]) {
+/// Runs `spans.len() / tasks` steps that overlap where they can, from lanes that are free at `ends`.
+pub(crate) fn run(engine: &Engine, cores: u32, ends: &mut [f64], spans: &mut [Span]) {
     let cores = f64::from(cores.max(1));
-    let mut step = Step::new(engine, ends);
+    let mut waiting = Waiting::new(engine, ends, spans.len());
     let mut running: Vec<Running> = Vec::new();
     let mut now = 0.0;
     loop {
         let rate = (cores / running.len().max(1) as f64).min(1.0);
         let finish = running.iter().map(|r| now + r.remaining / rate).min_by(f64::total_cmp);
-        let arrival = step.ready.peek().map(|Reverse((time, _))| time.0);
+        let arrival = waiting.ready.peek().map(|Reverse((time, _))| time.0);
         let Some(next) = finish.into_iter().chain(arrival).min_by(f64::total_cmp) else { break };
         for task in &mut running {
             task.remaining -= (next - now).max(0.0) * rate;
         }
         now = next;
         if finish.is_some_and(|finish| finish <= next) {
-            // The one that determined `finish`, smallest remainder, then smallest id.
+            // The one that determined `finish`: smallest remainder, then smallest id.
             let order = |a: &Running, b: &Running| a.remaining.total_cmp(&b.remaining).then(a.id.cmp(&b.id));
             let first = running.iter().enumerate().min_by(|a, b| order(a.1, b.1)).map(|(i, _)| i);
             if let Some(task) = first.map(|i| running.swap_remove(i)) {
-                step.finish(task.id, Span { start: task.start, end: now }, ends, spans);
+                waiting.finish(task.id, Span { start: task.start, end: now }, spans);
             }
             continue;
         }
-        if let Some(Reverse((time, id))) = step.ready.pop() {
-            let duration = engine.duration[step.position[id as usize] as usize];
-            if engine.is_compute[id as usize] && duration > 0.0 {
+        if let Some(Reverse((time, id))) = waiting.ready.pop() {
+            let task = id as usize % engine.tasks;
+            let duration = engine.duration[waiting.position[task] as usize];
+            if engine.is_compute[task] && duration > 0.0 {
                 running.push(Running { id, start: time.0, remaining: duration });
             } else {
-                step.finish(id, Span { start: time.0, end: time.0 + duration }, ends, spans);
+                waiting.finish(id, Span { start: time.0, end: time.0 + duration }, spans);
             }
         }
     }
+    let last = spans.len().saturating_sub(engine.tasks);
+    for (end, span) in ends.iter_mut().zip(&spans[last..]) {
+        *end = span.end;
+    }
 }
 
-/// What is still to come in this step.
-struct Step {
+/// What is still to come. Task `id` of step `n` goes by the number `n x tasks + id`.
+struct Waiting {
     /// Task -> its position in topological order.
     position: Vec<u32>,
-    /// Task -> predecessors that have not ended.
+    /// Number -> predecessors that have not ended.
     missing: Vec<u32>,
-    /// Task -> earliest start so far.
+    /// Number -> earliest start so far.
     earliest: Vec<f64>,
-    /// Task -> (successor, latency).
+    /// Number -> (successor, latency).
     successors: Vec<Vec<(u32, f64)>>,
     ready: BinaryHeap<Reverse<(OrderedFloat<f64>, u32)>>,
 }
 
-impl Step {
-    fn new(engine: &Engine, ends: &[f64]) -> Self {
+impl Waiting {
+    fn new(engine: &Engine, ends: &[f64], numbers: usize) -> Self {
         let n = engine.tasks;
-        let mut step = Self {
+        let mut waiting = Self {
             position: vec![0; n],
-            missing: vec![0; n],
-            earliest: vec![0.0; n],
-            successors: vec![Vec::new(); n],
+            missing: vec![0; numbers],
+            earliest: vec![0.0; numbers],
+            successors: vec![Vec::new(); numbers],
             ready: BinaryHeap::new(),
         };
+        let steps = numbers.checked_div(n).unwrap_or(0);
         for (k, id) in engine.order.iter().enumerate() {
-            let i = *id as usize;
-            step.position[i] = u32::try_from(k).unwrap_or(u32::MAX);
-            for entry in engine.start[k] as usize..engine.start[k + 1] as usize {
-                let (from, latency) = (engine.predecessors[entry] as usize, engine.latency[entry]);
-                if from < n {
-                    step.successors[from].push((*id, latency));
-                    step.missing[i] += 1;
-                } else {
-                    step.earliest[i] = step.earliest[i].max(ends[from] + latency);
-                }
-            }
-            if step.missing[i] == 0 {
-                step.ready.push(Reverse((OrderedFloat(step.earliest[i]), *id)));
+            waiting.position[*id as usize] = TaskId::at(k).0;
+            for step in 0..steps {
+                waiting.add(engine, ends, step, k, *id as usize);
             }
         }
-        step
+        waiting
     }
 
-    fn finish(&mut self, id: u32, span: Span, ends: &mut [f64], spans: &mut [Span]) {
-        ends[id as usize] = span.end;
-        spans[id as usize] = span;
-        for (to, latency) in std::mem::take(&mut self.successors[id as usize]) {
+    /// The k-th task in order, in one step.
+    fn add(&mut self, engine: &Engine, ends: &[f64], step: usize, k: usize, id: usize) {
+        let n = engine.tasks;
+        let number = step * n + id;
+        for entry in engine.start[k] as usize..engine.start[k + 1] as usize {
+            let (slot, latency) = (engine.predecessors[entry] as usize, engine.latency[entry]);
+            let from = match slot.checked_sub(n) {
+                None => Some(step * n + slot),
+                // Behind a lane stands its last task of the step before; before the first step, when it is free.
+                Some(lane) => step.checked_sub(1).and_then(|s| Some(s * n + engine.lane_tails[lane]? as usize)),
+            };
+            match from {
+                Some(from) => {
+                    self.successors[from].push((TaskId::at(number).0, latency));
+                    self.missing[number] += 1;
+                }
+                None => self.earliest[number] = self.earliest[number].max(ends[slot] + latency),
+            }
+        }
+        if self.missing[number] == 0 {
+            self.ready.push(Reverse((OrderedFloat(self.earliest[number]), TaskId::at(number).0)));
+        }
+    }
+
+    fn finish(&mut self, number: u32, span: Span, spans: &mut [Span]) {
+        spans[number as usize] = span;
+        for (to, latency) in std::mem::take(&mut self.successors[number as usize]) {
             let i = to as usize;
             self.earliest[i] = self.earliest[i].max(span.end + latency);
             self.missing[i] -= 1;

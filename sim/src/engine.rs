@@ -15,7 +15,7 @@ use pipewright_ir::timeline::{Source, Span, Timeline};
 
 /// A schedule compiled for simulation.
 ///
-/// Slots `0 .. tasks` are tasks; behind them comes one slot for each lane of each rank, which holds when the lane
+/// Slots `0 .. tasks` are tasks; behind them comes one slot for each queue of each rank, which holds when it
 /// became free in the step before.
 #[derive(Clone, Debug)]
 pub struct Engine {
@@ -31,7 +31,7 @@ pub struct Engine {
     /// Duration of the k-th task in order.
     pub(crate) duration: Vec<f64>,
     /// Last task of each lane slot.
-    lane_tails: Vec<Option<u32>>,
+    pub(crate) lane_tails: Vec<Option<u32>>,
     /// Whether a task runs on a compute lane.
     pub(crate) is_compute: Vec<bool>,
 }
@@ -41,7 +41,8 @@ impl Engine {
     pub fn new(schedule: &Schedule) -> Self {
         let tasks = schedule.len();
         let graph = schedule.graph();
-        let lanes = schedule.ranks() * Lane::ALL.len();
+        let queues = Lane::queues(TaskId::at(schedule.ranks()).0);
+        let lanes = schedule.ranks() * queues;
         let mut engine = Self {
             tasks,
             order: schedule.topological().iter().map(|id| id.0).collect(),
@@ -57,7 +58,7 @@ impl Engine {
         for id in schedule.topological() {
             let node = petgraph::graph::NodeIndex::new(id.index());
             let task = &graph[node];
-            let lane = task.rank.index() * Lane::ALL.len() + task.lane as usize;
+            let lane = task.rank.index() * queues + task.queue();
             let mut first_of_lane = true;
             for edge in graph.edges_directed(node, Direction::Incoming) {
                 match edge.weight() {
@@ -92,13 +93,17 @@ impl Engine {
     pub fn run(&self, options: &Options) -> Timeline {
         let mut ends = vec![0.0; self.tasks + self.lane_tails.len()];
         let mut spans = vec![Span::default(); self.tasks * options.steps];
-        for step in 0..options.steps {
-            let slice = &mut spans[step * self.tasks..(step + 1) * self.tasks];
-            match options.cores {
-                Some(cores) => core_limit::run_step(self, cores, &mut ends, slice),
-                None => self.run_step(&mut ends, slice),
+        match options.cores {
+            Some(cores) if !options.barrier => core_limit::run(self, cores, &mut ends, &mut spans),
+            cores => {
+                for slice in spans.chunks_exact_mut(self.tasks.max(1)) {
+                    match cores {
+                        Some(cores) => core_limit::run(self, cores, &mut ends, slice),
+                        None => self.run_step(&mut ends, slice),
+                    }
+                    self.carry_over(&mut ends, options.barrier);
+                }
             }
-            self.carry_over(&mut ends, options.barrier);
         }
         Timeline { source: Source::Predicted, tasks: self.tasks, spans, memory: Vec::new() }
     }

@@ -11,7 +11,7 @@ pub fn accumulate(order: &PipelineOrder, rounds: u32) -> PipelineOrder {
         (0..rounds)
             .flat_map(|round| {
                 actions.iter().map(move |action| {
-                    let microbatch = action.microbatch.map(|k| Microbatch(k.0 + round * m));
+                    let microbatch = action.microbatch.map(|k| Microbatch(k.0.saturating_add(round * m)));
                     crate::action::Action { microbatch, ..*action }
                 })
             })

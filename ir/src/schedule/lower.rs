@@ -47,7 +47,7 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         Op::ReduceTied => (tied_peer(placement, stage), stage_workload.tied),
         _ => (None, 0),
     };
-    let peer = peer_stage.and_then(|s| placement.rank_of(s)).filter(|r| *r != rank);
+    let peer = peer_stage.and_then(|s| placement.rank_of(s)).filter(|r| *r != rank && r.0 < placement.ranks());
     let passes = match op {
         Op::Forward | Op::BackwardInput | Op::BackwardWeight => 1.0,
         Op::FullBackward => 2.0,
@@ -156,13 +156,14 @@ impl Index {
 
 /// Edges into every task of one rank's program.
 fn add_edges(graph: &mut DiGraph<Task, Dep>, range: std::ops::Range<u32>, index: &Index, placement: &Placement) {
-    let mut lane_tail: [Option<NodeIndex>; Lane::ALL.len()] = [None; Lane::ALL.len()];
+    // A queue a lane; receives queue for each peer apart, so that no message waits behind one from another rank.
+    let mut tails: Vec<Option<NodeIndex>> = vec![None; Lane::queues(placement.ranks())];
     // Stages of this rank whose weights an action of this step has a gradient for, with the latest such action.
     let mut last_gradient: Vec<(Stage, NodeIndex)> = Vec::new();
     for id in range {
         let node = NodeIndex::new(id as usize);
         let task = graph[node];
-        if let Some(tail) = lane_tail[task.lane as usize].replace(node) {
+        if let Some(tail) = tails.get_mut(task.queue()).and_then(|tail| tail.replace(node)) {
             graph.add_edge(tail, node, Dep::Program);
         }
         if matches!(task.action.op, Op::FullBackward | Op::BackwardWeight) {
@@ -219,9 +220,10 @@ fn add_whole_stage_inputs(
     let reduction = task.action.op == Op::ReduceTied;
     for (stage, last) in last_gradient {
         // A local reduction stands for both stages of its rank.
-        if *stage == task.action.stage || (reduction && task.peer.is_none()) {
-            graph.add_edge(*last, node, Dep::Weight);
+        if *stage != task.action.stage && !(reduction && task.peer.is_none()) {
+            continue;
         }
+        graph.add_edge(*last, node, Dep::Weight);
         if reduction {
             // A collective starts when every member is ready.
             for other in index.tied.iter().map(|id| NodeIndex::new(*id as usize)).filter(|other| *other != node) {

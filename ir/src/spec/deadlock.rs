@@ -5,7 +5,7 @@
 //!
 //! | semantics | queues | joined |
 //! |---|---|---|
-//! | eager | each lane of each rank | nothing |
+//! | eager | each lane of each rank, its receives from each peer | nothing |
 //! | rendezvous | each rank | a send with its receive, the members of a collective |
 //! | stream FIFO | each rank's compute and collective lane, each rank's messages with each peer | the same |
 //!
@@ -225,6 +225,7 @@ fn queue_of(task: &Task, ranks: usize, semantics: Semantics) -> u32 {
         (Semantics::StreamFifo, Lane::Send | Lane::Receive) => {
             Lane::ALL.len() + task.peer.map_or(task.rank, |peer| peer).index()
         }
+        (Semantics::Eager, Lane::Receive) => task.queue(),
         (_, lane) => lane as usize,
     };
     TaskId::at(task.rank.index() * width + within).0

@@ -32,13 +32,13 @@ pub enum TableError {
 }
 
 impl TableCost {
-    /// The costs of `plan`, which is the job called `job`.
+    /// The costs of `plan`.
     ///
     /// # Errors
     /// The table is for another job, or lacks the plan's stages.
-    pub fn new(table: &CostTable, plan: &Plan, job: &str) -> Result<Self, TableError> {
-        if table.job != job {
-            return Err(TableError::Job { table: table.job.clone(), plan: job.to_owned() });
+    pub fn new(table: &CostTable, plan: &Plan) -> Result<Self, TableError> {
+        if table.job != plan.job {
+            return Err(TableError::Job { table: table.job.clone(), plan: plan.job.clone() });
         }
         let missing = || TableError::Layout(plan.layers.iter().map(|l| l.len()).collect());
         let layout = table.layout(&plan.layers).ok_or_else(missing)?.clone();

@@ -1,0 +1,121 @@
+//! `cargo bench -p pipewright-exec --bench step`: the executor beside a plain training loop of the same model, and the
+//! step time of schedules, as one JSON line.
+//!
+//! The model is that of the peer in README.md: 8 layers, hidden 256, 8 heads, sequences of 128, vocabulary 256,
+//! microbatches of 4, 8 microbatches, untied head, fp32, SGD. All measurements take turns, step by step, so that a
+//! machine that slows down slows them all.
+
+use pipewright_exec::data::TextData;
+use pipewright_exec::device::Device;
+use pipewright_exec::gpt::GptStage;
+use pipewright_exec::memory::keep_freed_memory;
+use pipewright_exec::optimizer::OptimizerConfig;
+use pipewright_exec::reference;
+use pipewright_exec::run::{Run, RunOptions, run};
+use pipewright_exec::worker::TextBatches;
+use pipewright_ir::ids::{LayerRange, Stage};
+use pipewright_ir::model::{ModelShape, StagePart};
+use pipewright_ir::passes::{add_optimizer_step, add_send_recv};
+use pipewright_ir::schedule::{Draft, Schedule};
+use pipewright_ir::schedules::{ScheduleParams, find};
+use pipewright_ir::workload::Workload;
+use std::path::Path;
+use std::time::Duration;
+
+const MICROBATCHES: u32 = 8;
+const TURNS: usize = 8;
+/// Steps of a turn; the first warms up and is not counted.
+const STEPS: u64 = 3;
+
+fn shape() -> ModelShape {
+    ModelShape {
+        num_layers: 8,
+        hidden_size: 256,
+        num_attention_heads: 8,
+        ffn_hidden_size: 1024,
+        vocab_size: 256,
+        max_position_embeddings: 128,
+        untie_embeddings_and_output_weights: true,
+    }
+}
+
+fn part(stage: u32, stages: u32) -> StagePart {
+    let layers = shape().num_layers / stages;
+    let layers = LayerRange { start: stage * layers, end: (stage + 1) * layers };
+    StagePart { layers, embedding: stage == 0, head: stage + 1 == stages }
+}
+
+fn batches() -> TextBatches {
+    let text: Vec<u8> = (0..100_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let text = TextData::from_bytes(text, Path::new("bench"), 128, 0).unwrap();
+    TextBatches { text, micro_batch_size: 4 }
+}
+
+fn schedule(family: &str, p: u32, v: u32) -> Schedule {
+    let order = find(family).unwrap().order(&ScheduleParams::new(p, MICROBATCHES, v)).unwrap();
+    let program = add_optimizer_step(add_send_recv(&order));
+    Draft::lower(&program, &Workload::abstract_stages(p * v)).seal().unwrap()
+}
+
+fn pipeline(schedule: &Schedule) -> Run {
+    let stages = schedule.placement().stages();
+    let build = |stage: Stage, device: &Device| {
+        GptStage::new(&shape(), part(stage.0, stages), 0, device).map_err(|e| e.to_string())
+    };
+    let options = RunOptions {
+        steps: STEPS,
+        optimizer: OptimizerConfig::sgd(0.01),
+        keep_gradients: false,
+        timeout: Duration::from_secs(600),
+    };
+    let devices = vec![Device::flex(); schedule.ranks()];
+    run::<GptStage>(schedule, &devices, &build, &batches(), &options, &mut |_, _| {}).unwrap()
+}
+
+/// Sum of all task times of each counted step [s].
+fn task_seconds(run: &Run) -> Vec<f64> {
+    let step = |step| run.timeline.step(step).spans.iter().map(|s| s.duration()).sum();
+    (1..run.timeline.steps()).map(step).collect()
+}
+
+fn plain() -> Vec<f64> {
+    let device = Device::flex().autodiff();
+    let module = GptStage::new(&shape(), part(0, 1), 0, &device).unwrap();
+    let optimizer = OptimizerConfig::sgd(0.01);
+    let options = reference::Options { microbatches: MICROBATCHES, steps: STEPS, optimizer, keep: 0 };
+    let reference = reference::train(module, &device, &batches(), &options, &mut |_, _| {}).unwrap();
+    reference.step_seconds[1..].to_vec()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    keep_freed_memory();
+    let (one, two, four) = (schedule("gpipe", 1, 1), schedule("1f1b", 2, 1), schedule("interleaved-1f1b", 2, 2));
+    let [mut loop_seconds, mut tasks, mut whole, mut pp2, mut interleaved] = [const { Vec::new() }; 5];
+    let mut ratios = Vec::new();
+    for _ in 0..TURNS {
+        let plain = plain();
+        let run = pipeline(&one);
+        let sums = task_seconds(&run);
+        ratios.push(median(sums.clone()) / median(plain.clone()));
+        loop_seconds.extend(plain);
+        tasks.extend(sums);
+        whole.extend(run.step_seconds().split_off(1));
+        pp2.extend(pipeline(&two).step_seconds().split_off(1));
+        interleaved.extend(pipeline(&four).step_seconds().split_off(1));
+    }
+    println!(
+        "{{\"plain_loop_s\": {:.4}, \"one_rank_tasks_s\": {:.4}, \"one_rank_step_s\": {:.4}, \"tasks_over_loop\": {:.4}, \
+         \"pp2_1f1b_step_s\": {:.4}, \"pp2_interleaved_v2_step_s\": {:.4}}}",
+        median(loop_seconds),
+        median(tasks),
+        median(whole),
+        median(ratios),
+        median(pp2),
+        median(interleaved)
+    );
+}

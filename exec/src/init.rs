@@ -1,0 +1,94 @@
+//! First values of parameters.
+//!
+//! One law: a parameter's values depend on the seed and its Hugging Face name alone, so every split of a model starts
+//! from the same numbers, and no rank ever builds more than its part.
+
+use crate::random::named_stream;
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData};
+use rand_distr::{Distribution, Normal, NormalError};
+
+/// How a parameter is filled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fill {
+    /// Every value is this number.
+    Constant(f32),
+    /// Normally distributed around 0 with this standard deviation.
+    Normal(f32),
+}
+
+/// The first values of the parameter `name` with `len` values, row major.
+///
+/// # Errors
+/// When a standard deviation is not finite.
+pub fn values(seed: u64, name: &str, len: usize, fill: Fill) -> Result<Vec<f32>, NormalError> {
+    match fill {
+        Fill::Constant(x) => Ok(vec![x; len]),
+        Fill::Normal(std) => Ok(Normal::new(0.0, std)?
+            .sample_iter(named_stream(seed, name))
+            .take(len)
+            .collect()),
+    }
+}
+
+/// A trainable parameter with its first values, already on the device. On an autodiff device it is a leaf of its own.
+///
+/// # Errors
+/// As [`values`].
+pub fn parameter<const D: usize>(
+    seed: u64,
+    name: &str,
+    shape: [usize; D],
+    fill: Fill,
+    device: &Device,
+) -> Result<Param<Tensor<D>>, NormalError> {
+    let data = TensorData::new(values(seed, name, shape.iter().product(), fill)?, shape);
+    Ok(Param::initialized(
+        ParamId::new(),
+        Tensor::from_data(data, device).require_grad(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_depend_on_seed_and_name_alone() {
+        let draw = |seed, name, len| values(seed, name, len, Fill::Normal(0.02)).unwrap();
+        assert_eq!(draw(1, "a", 10)[..5], draw(1, "a", 5));
+        assert_ne!(draw(1, "a", 5), draw(2, "a", 5));
+        assert_ne!(draw(1, "a", 5), draw(1, "b", 5));
+        assert!(values(1, "a", 5, Fill::Normal(f32::NAN)).is_err());
+    }
+
+    #[test]
+    fn the_spread_is_as_asked() {
+        let x = values(7, "transformer.wte.weight", 40_000, Fill::Normal(0.02)).unwrap();
+        let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64;
+        let variance = x
+            .iter()
+            .map(|v| (f64::from(*v) - mean).powi(2))
+            .sum::<f64>()
+            / x.len() as f64;
+        assert!(
+            mean.abs() < 4e-4 && (variance.sqrt() - 0.02).abs() < 3e-4,
+            "mean {mean}, std {}",
+            variance.sqrt()
+        );
+    }
+
+    #[test]
+    fn a_parameter_is_there_at_once_and_wants_its_gradient() {
+        let p = parameter(
+            0,
+            "x",
+            [2, 3],
+            Fill::Constant(1.0),
+            &Device::flex().autodiff(),
+        )
+        .unwrap();
+        assert!(p.is_initialized() && p.val().is_require_grad());
+        assert_eq!(p.val().into_data().try_to_vec::<f32>().unwrap(), [1.0; 6]);
+    }
+}

@@ -1,0 +1,303 @@
+//! `profile`: what each task costs on the device at hand.
+//!
+//! One law: it measures stages by themselves, never a schedule, so that a prediction made from it can be wrong.
+//!
+//! The stages of different ranks run at the same time on threads of their own, as many as there are cores, because
+//! ranks that work at once share memory bandwidth and clock; more ranks than cores take turns.
+
+use crate::error::{RunError, TaskError};
+use crate::gate::Gate;
+use crate::memory;
+use crate::optimizer::OptimizerConfig;
+use crate::parameters;
+use crate::run::Build;
+use crate::stage_module::StageModule;
+use crate::stage_runner::{Input, Output, StageRunner};
+use crate::transport::threads::mesh;
+use crate::transport::{AbortHandle, MessageKind, Payload, Tag, Transport, TransportError};
+use crate::worker::Batches;
+use burn::tensor::{Device, Distribution, Tensor};
+use pipewright_ir::cost_table::{LayoutCosts, Measured, MessageCosts, StageCosts};
+use pipewright_ir::ids::{LayerRange, Rank, Stage};
+use pipewright_ir::placement::Placement;
+use std::time::{Duration, Instant};
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct ProfileOptions {
+    /// Rounds thrown away first.
+    pub warmup: u32,
+    /// Rounds measured; a round is four microbatches forward and backward and an optimizer step.
+    pub rounds: u32,
+    /// Ranks that may work at once.
+    pub cores: u32,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+}
+
+/// Microbatches of a round.
+const MICROBATCHES: u32 = 4;
+/// Bytes of an fp32 number [B].
+const FP32: u64 = 4;
+
+/// A way of cutting the model.
+#[derive(Clone, Debug)]
+pub struct Layout<'a> {
+    /// Stage -> rank.
+    pub placement: &'a Placement,
+    /// Layers of each stage.
+    pub layers: &'a [LayerRange],
+    /// Shape of a stage's output `[B, S, H]`.
+    pub hidden: [usize; 3],
+    /// Vocabulary, for the size of the logits; 0 where the last stage makes none.
+    pub vocab: u64,
+}
+
+/// Measures every stage of `layout`, with a device a rank.
+///
+/// # Errors
+/// The first failure of any stage.
+pub fn layout<M: StageModule>(
+    layout: &Layout<'_>,
+    devices: &[Device],
+    build: &impl Build<M>,
+    batches: &(impl Batches + ?Sized),
+    options: &ProfileOptions,
+) -> Result<LayoutCosts, RunError> {
+    let mut stages = vec![StageCosts::default(); layout.layers.len()];
+    let ranks: Vec<Rank> = (0..devices.len()).map(Rank::at).collect();
+    for wave in ranks.chunks(options.cores.max(1) as usize) {
+        let gate = Gate::new(wave.len());
+        let abort = AbortHandle::new(|| {});
+        let results: Vec<Result<Vec<(Stage, StageCosts)>, RunError>> = std::thread::scope(|scope| {
+            let spawn = |rank: &Rank| {
+                let (rank, gate, abort) = (*rank, &gate, &abort);
+                scope.spawn(move || {
+                    let result = profile_rank(layout, rank, &devices[rank.index()], build, batches, options, gate, abort);
+                    if let Err(error) = &result {
+                        abort.abort(rank, error.to_string());
+                    }
+                    result
+                })
+            };
+            let handles: Vec<_> = wave.iter().map(spawn).collect();
+            let panicked = |rank: &Rank| Err(RunError::Panic { rank: *rank, message: "while profiling".to_owned() });
+            handles.into_iter().zip(wave).map(|(h, rank)| h.join().unwrap_or_else(|_| panicked(rank))).collect()
+        });
+        for result in results {
+            for (stage, costs) in result? {
+                if let Some(slot) = stages.get_mut(stage.index()) {
+                    *slot = costs;
+                }
+            }
+        }
+    }
+    Ok(LayoutCosts { stages })
+}
+
+/// All stages of one rank, in turn, in step with the other ranks of the wave.
+fn profile_rank<M: StageModule, B: Batches + ?Sized>(
+    layout: &Layout<'_>,
+    rank: Rank,
+    device: &Device,
+    build: &impl Build<M>,
+    batches: &B,
+    options: &ProfileOptions,
+    gate: &Gate,
+    abort: &AbortHandle,
+) -> Result<Vec<(Stage, StageCosts)>, RunError> {
+    let _charged = memory::enter_rank(rank);
+    let training = device.clone().autodiff();
+    let mut probes = Vec::new();
+    for stage in layout.placement.stages_of(rank) {
+        let module = build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.0, reason })?;
+        probes.push(Probe::new(layout, stage, rank, device, module, options.optimizer));
+    }
+    for round in 0..options.warmup + options.rounds {
+        gate.wait(abort);
+        for probe in &mut probes {
+            let task = format!("profile of stage {}", probe.stage);
+            let failed = |reason| RunError::Task { rank, task, step: u64::from(round), reason };
+            let samples = probe.round(batches, u64::from(round)).map_err(failed)?;
+            if round >= options.warmup {
+                probe.samples.extend(samples);
+            }
+        }
+    }
+    Ok(probes.into_iter().map(|probe| (probe.stage, probe.costs(layout))).collect())
+}
+
+/// One measurement.
+#[derive(Clone, Copy)]
+struct Sample {
+    kind: Kind,
+    seconds: f64,
+    /// Live bytes before, most while it ran, after [B].
+    memory: [u64; 3],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Forward,
+    Backward,
+    Optimizer,
+}
+
+/// One stage under measurement.
+struct Probe<M: StageModule> {
+    stage: Stage,
+    rank: Rank,
+    device: Device,
+    runner: StageRunner<M>,
+    parameters: u64,
+    state_bytes: u64,
+    /// A plain `[B, S, H]` tensor that stands for the input, and for the gradient of the output.
+    hidden: Tensor<3>,
+    first: bool,
+    last: bool,
+    samples: Vec<Sample>,
+}
+
+impl<M: StageModule> Probe<M> {
+    fn new(layout: &Layout<'_>, stage: Stage, rank: Rank, device: &Device, module: M, optimizer: OptimizerConfig) -> Self {
+        let parameters = parameters::count(&module);
+        Self {
+            stage,
+            rank,
+            device: device.clone(),
+            parameters,
+            state_bytes: parameters * optimizer.state_bytes_per_parameter(),
+            runner: StageRunner::new(module, optimizer),
+            hidden: Tensor::random(layout.hidden, Distribution::Normal(0.0, 1.0), device),
+            first: stage == Stage(0),
+            last: stage == layout.placement.last(),
+            samples: Vec::new(),
+        }
+    }
+
+    fn round<B: Batches + ?Sized>(&mut self, batches: &B, round: u64) -> Result<Vec<Sample>, TaskError> {
+        let mut samples = Vec::new();
+        for microbatch in 0..MICROBATCHES {
+            let (sample, output) = self.timed(Kind::Forward, |probe| probe.forward(batches, round, microbatch))?;
+            samples.push(sample);
+            drop(output);
+            let gradient = (!self.last).then(|| self.hidden.clone() * 1e-4);
+            let (sample, _) = self.timed(Kind::Backward, |probe| probe.runner.backward(microbatch, gradient))?;
+            // The first backward of a step also makes the gradient buffers; the schedule accounts for those apart.
+            if microbatch > 0 {
+                samples.push(sample);
+            }
+        }
+        let (sample, ()) = self.timed(Kind::Optimizer, |probe| probe.runner.step())?;
+        samples.push(sample);
+        Ok(samples)
+    }
+
+    fn forward<B: Batches + ?Sized>(&mut self, batches: &B, round: u64, microbatch: u32) -> Result<Output, TaskError> {
+        let batch = (self.first || self.last).then(|| batches.microbatch(round, microbatch, &self.device));
+        let (tokens, targets) = batch.map_or((None, None), |(x, y)| (Some(x), Some(y)));
+        let input = match tokens.filter(|_| self.first) {
+            Some(tokens) => Input::Tokens(tokens),
+            None => Input::Hidden(self.hidden.clone()),
+        };
+        let all = batches.tokens() * u64::from(MICROBATCHES);
+        self.runner.forward(microbatch, input, targets.filter(|_| self.last), all)
+    }
+
+    fn timed<R>(
+        &mut self,
+        kind: Kind,
+        run: impl FnOnce(&mut Self) -> Result<R, TaskError>,
+    ) -> Result<(Sample, R), TaskError> {
+        let slot = memory::slot_of(self.rank);
+        let before = memory::live(slot);
+        memory::reset_peak(slot);
+        let begin = Instant::now();
+        let result = run(self)?;
+        let seconds = begin.elapsed().as_secs_f64();
+        Ok((Sample { kind, seconds, memory: [before, memory::peak(slot), memory::live(slot)] }, result))
+    }
+
+    fn costs(&self, layout: &Layout<'_>) -> StageCosts {
+        let of = |kind: Kind| self.samples.iter().filter(move |s| s.kind == kind);
+        let time = |kind| Measured::of(&of(kind).map(|s| s.seconds).collect::<Vec<_>>());
+        let bytes = |kind, size: fn(&[u64; 3]) -> u64| {
+            let mut sizes: Vec<u64> = of(kind).map(|s| size(&s.memory)).collect();
+            sizes.sort_unstable();
+            sizes.get(sizes.len() / 2).copied().unwrap_or(0)
+        };
+        let hidden_bytes = layout.hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;
+        let tokens = layout.hidden.iter().take(2).map(|n| *n as u64).product::<u64>();
+        let kept = bytes(Kind::Forward, |[before, _, after]| after.saturating_sub(*before));
+        let logits = if self.last { (tokens * layout.vocab * FP32).min(kept) } else { 0 };
+        let over = bytes(Kind::Backward, |[before, peak, _]| peak.saturating_sub(*before));
+        let layers = layout.layers.get(self.stage.index()).copied().unwrap_or_default();
+        StageCosts {
+            layers: [layers.start, layers.end],
+            forward: time(Kind::Forward),
+            backward: time(Kind::Backward),
+            optimizer: time(Kind::Optimizer),
+            activations: kept - logits,
+            logits,
+            forward_workspace: bytes(Kind::Forward, |[_, peak, after]| peak.saturating_sub(*after)),
+            // The gradient of the input is a buffer of its own.
+            backward_workspace: if self.first { over } else { over.saturating_sub(hidden_bytes) },
+            optimizer_workspace: bytes(Kind::Optimizer, |[before, peak, _]| peak.saturating_sub(*before)),
+            parameters: self.parameters * FP32,
+            gradients: self.parameters * FP32,
+            optimizer_state: self.state_bytes,
+        }
+    }
+}
+
+/// Measures a message of shape `[B, S, H]` between two ranks that wait for each other.
+///
+/// # Errors
+/// A rank that stopped.
+pub fn message(hidden: [usize; 3], devices: &[Device; 2], rounds: u32) -> Result<MessageCosts, TransportError> {
+    let ends: [_; 2] = match <[_; 2]>::try_from(mesh(2)) {
+        Ok(ends) => ends,
+        Err(_) => return Ok(MessageCosts::default()),
+    };
+    let [near, far] = ends;
+    let tag = |step| Tag { kind: MessageKind::Activation, stage: 0, microbatch: 0, step };
+    let timeout = Duration::from_secs(60);
+    let rounds = u64::from(rounds);
+    let bytes = hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(move || -> Result<Vec<f64>, TransportError> {
+            let tensor = Tensor::<3>::random(hidden, Distribution::Normal(0.0, 1.0), &devices[0]);
+            let mut send = Vec::new();
+            for step in 0..rounds {
+                // The receiver says when it is about to wait; a moment later it does.
+                near.receive(Rank(1), tag(step), timeout)?;
+                std::thread::sleep(Duration::from_millis(2));
+                for part in 0..2 {
+                    // A stage's output is held by its tape, so it is copied, as it is in a run.
+                    let copy = tensor.clone();
+                    let begin = Instant::now();
+                    near.send(Rank(1), tag(2 * step + part), Payload::from_tensor(copy)?)?;
+                    send.push(begin.elapsed().as_secs_f64());
+                }
+            }
+            Ok(send)
+        });
+        let (mut hop, mut receive) = (Vec::new(), Vec::new());
+        for step in 0..rounds {
+            far.send(Rank(0), tag(step), Payload::new(vec![1], vec![0.0])?)?;
+            let waited = far.receive(Rank(0), tag(2 * step), timeout)?;
+            let _tensor = waited.payload.into_tensor::<3>(&devices[1])?;
+            hop.push(waited.sent.elapsed().as_secs_f64());
+            std::thread::sleep(Duration::from_millis(2));
+            let begin = Instant::now();
+            let there = far.receive(Rank(0), tag(2 * step + 1), timeout)?;
+            let _tensor = there.payload.into_tensor::<3>(&devices[1])?;
+            receive.push(begin.elapsed().as_secs_f64());
+        }
+        // A sender that panicked dropped its endpoint, which the receives above report.
+        let send = sender.join().unwrap_or_else(|_| Ok(Vec::new()))?;
+        let receive = Measured::of(&receive);
+        let hop: Vec<f64> = hop.iter().map(|t| (t - receive.median).max(0.0)).collect();
+        Ok(MessageCosts { bytes, send: Measured::of(&send), hop: Measured::of(&hop), receive })
+    })
+}

@@ -1,0 +1,248 @@
+//! A run: one worker thread a rank, all steps, then everything they noted.
+//!
+//! One law: a worker that fails or panics ends the run for all, with an error that names rank, task and reason; the
+//! first failure is the one reported.
+
+use crate::error::RunError;
+use crate::gate::Gate;
+use crate::memory;
+use crate::optimizer::OptimizerConfig;
+use crate::parameters;
+use crate::stage_module::StageModule;
+use crate::stage_runner::StageRunner;
+use crate::transport::threads::{ThreadTransport, mesh};
+use crate::transport::{AbortHandle, Transport};
+use crate::worker::{Batches, Context, Failure, Note, Worker};
+use burn::tensor::Device;
+use pipewright_ir::ids::{Rank, Stage};
+use pipewright_ir::schedule::Schedule;
+use pipewright_ir::timeline::{MemorySample, Source, Span, Timeline};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Values by Hugging Face name, flat row major.
+pub type Named = Vec<(String, Vec<f32>)>;
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Whether every gradient of every step and the final parameters are kept, for comparison.
+    pub keep_gradients: bool,
+    /// How long a rank waits for a message before it gives the run up.
+    pub timeout: Duration,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Loss of each step: mean over all its tokens.
+    pub losses: Vec<f64>,
+    /// When every task ran, with counted memory where the binary counts it.
+    pub timeline: Timeline,
+    /// Each step's gradients, where they were kept: a tied embedding appears once for each copy.
+    pub gradients: Vec<Named>,
+    /// Parameters after the last step, where they were kept.
+    pub parameters: Named,
+}
+
+impl Run {
+    /// First start to last end of each step [s].
+    pub fn step_seconds(&self) -> Vec<f64> {
+        (0..self.timeline.steps()).map(|step| self.timeline.step(step).makespan()).collect()
+    }
+}
+
+/// What a rank reports of one step.
+struct StepReport {
+    rank: Rank,
+    step: u64,
+    loss: Option<f64>,
+    notes: Vec<Note>,
+    gradients: Named,
+}
+
+/// Builds the part of the model that a stage holds, on a rank's (autodiff) device.
+pub trait Build<M>: Fn(Stage, &Device) -> Result<M, String> + Sync {}
+
+impl<M, F: Fn(Stage, &Device) -> Result<M, String> + Sync> Build<M> for F {}
+
+/// Runs `schedule` with a device a rank. `on_step` is told each finished step and its loss, in order.
+///
+/// # Errors
+/// The first failure of any rank.
+pub fn run<M: StageModule>(
+    schedule: &Schedule,
+    devices: &[Device],
+    build: &impl Build<M>,
+    batches: &(impl Batches + ?Sized),
+    options: &RunOptions,
+    on_step: &mut dyn FnMut(u64, f64),
+) -> Result<Run, RunError> {
+    let ranks = schedule.ranks();
+    if devices.len() != ranks {
+        return Err(RunError::Devices { devices: devices.len(), ranks });
+    }
+    let context = Context {
+        schedule,
+        batches,
+        epoch: Instant::now(),
+        timeout: options.timeout,
+        keep_gradients: options.keep_gradients,
+    };
+    let gate = Gate::new(ranks);
+    let first_error = Mutex::new(None);
+    let (reports, inbox) = channel::<StepReport>();
+    let mut collected = Collected::new(schedule, options);
+    let mut parameters: Vec<Named> = Vec::new();
+    std::thread::scope(|scope| {
+        let mut handles = Vec::new();
+        for (transport, device) in mesh(ranks).into_iter().zip(devices) {
+            let (rank, abort, reports) = (transport.rank(), transport.abort_handle(), reports.clone());
+            let (context, gate, first_error) = (&context, &gate, &first_error);
+            handles.push(scope.spawn(move || {
+                let work = || work(context, gate, transport, device, build, options, &reports);
+                let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+                    Err(RunError::Panic { rank, message: panic_message(panic.as_ref()) })
+                });
+                result.map_err(|error| end_run(&abort, rank, error, first_error)).unwrap_or_default()
+            }));
+        }
+        drop(reports);
+        for report in inbox {
+            collected.add(report, on_step);
+        }
+        // A worker catches its own panics, so joining cannot fail.
+        parameters.extend(handles.into_iter().filter_map(|handle| handle.join().ok()));
+    });
+    match first_error.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(collected.finish(parameters.into_iter().flatten().collect())),
+    }
+}
+
+/// Notes the first failure and stops everyone else.
+fn end_run(abort: &AbortHandle, rank: Rank, error: RunError, first: &Mutex<Option<RunError>>) {
+    let consequence = abort.cause().is_some();
+    abort.abort(rank, error.to_string());
+    let mut first = first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !consequence || first.is_none() {
+        first.get_or_insert(error);
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// The life of one rank.
+fn work<M: StageModule, B: Batches + ?Sized>(
+    context: &Context<'_, B>,
+    gate: &Gate,
+    transport: ThreadTransport,
+    device: &Device,
+    build: &impl Build<M>,
+    options: &RunOptions,
+    reports: &Sender<StepReport>,
+) -> Result<Named, RunError> {
+    let (rank, abort) = (transport.rank(), transport.abort_handle());
+    let _charged = memory::enter_rank(rank);
+    let foreign = memory::live(memory::slot_of(rank));
+    let training = device.clone().autodiff();
+    let mut stages = BTreeMap::new();
+    for stage in context.schedule.placement().stages_of(rank) {
+        let module = build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.0, reason })?;
+        stages.insert(stage, StageRunner::new(module, options.optimizer));
+    }
+    let mut worker = Worker::new(context, device.clone(), transport, stages, foreign);
+    for step in 0..options.steps {
+        gate.wait(&abort);
+        let failed = |Failure { task, reason }| RunError::Task { rank, task: task.to_string(), step, reason };
+        worker.run_step(step).map_err(failed)?;
+        let report = StepReport {
+            rank,
+            step,
+            loss: worker.loss,
+            notes: worker.notes.clone(),
+            gradients: std::mem::take(&mut worker.gradients),
+        };
+        // The receiver outlives all workers.
+        let _ = reports.send(report);
+    }
+    let mut named = Named::new();
+    if options.keep_gradients {
+        for runner in worker.stages.values() {
+            named.extend(runner.module().map(parameters::parameters_by_name).unwrap_or_default());
+        }
+    }
+    Ok(named)
+}
+
+/// Puts the reports of all ranks together.
+struct Collected {
+    ranks: usize,
+    tasks: usize,
+    spans: Vec<Span>,
+    memory: Vec<MemorySample>,
+    losses: Vec<f64>,
+    gradients: Vec<BTreeMap<Rank, Named>>,
+    reported: Vec<usize>,
+    next: usize,
+}
+
+impl Collected {
+    fn new(schedule: &Schedule, options: &RunOptions) -> Self {
+        let steps = usize::try_from(options.steps).unwrap_or(usize::MAX);
+        let tasks = schedule.len();
+        Self {
+            ranks: schedule.ranks(),
+            tasks,
+            spans: vec![Span::default(); tasks * steps],
+            memory: if memory::is_counting() { vec![MemorySample::default(); tasks * steps] } else { Vec::new() },
+            losses: vec![0.0; steps],
+            gradients: if options.keep_gradients { vec![BTreeMap::new(); steps] } else { Vec::new() },
+            reported: vec![0; steps],
+            next: 0,
+        }
+    }
+
+    fn add(&mut self, report: StepReport, on_step: &mut dyn FnMut(u64, f64)) {
+        let step = usize::try_from(report.step).unwrap_or(usize::MAX);
+        for note in report.notes {
+            let at = step * self.tasks + note.task.index();
+            if let Some(span) = self.spans.get_mut(at) {
+                *span = note.span;
+            }
+            if let Some(memory) = self.memory.get_mut(at) {
+                *memory = note.memory;
+            }
+        }
+        if let (Some(slot), Some(loss)) = (self.losses.get_mut(step), report.loss) {
+            *slot = loss;
+        }
+        if let Some(gradients) = self.gradients.get_mut(step) {
+            gradients.insert(report.rank, report.gradients);
+        }
+        if let Some(count) = self.reported.get_mut(step) {
+            *count += 1;
+        }
+        while self.reported.get(self.next) == Some(&self.ranks) {
+            on_step(self.next as u64, self.losses[self.next]);
+            self.next += 1;
+        }
+    }
+
+    fn finish(self, parameters: Named) -> Run {
+        let timeline =
+            Timeline { source: Source::Measured, tasks: self.tasks, spans: self.spans, memory: self.memory };
+        let gradients = self.gradients.into_iter().map(|by_rank| by_rank.into_values().flatten().collect()).collect();
+        Run { losses: self.losses, timeline, gradients, parameters }
+    }
+}

@@ -1,0 +1,300 @@
+//! One rank: runs its program task by task and writes down when.
+//!
+//! One law: the worker decides nothing. It walks its program in order and does what each task says. Receives from one
+//! peer are taken in their order, when the first task that needs one of them comes.
+
+use crate::data::TextData;
+use crate::error::TaskError;
+use crate::memory;
+use crate::stage_module::StageModule;
+use crate::stage_runner::{Input, Output, StageRunner};
+use crate::transport::{MessageKind, Payload, Tag, Transport};
+use burn::tensor::{Device, Int, Tensor};
+use pipewright_ir::action::{Action, Op};
+use pipewright_ir::ids::{Microbatch, Rank, Stage, TaskId};
+use pipewright_ir::schedule::Schedule;
+use pipewright_ir::timeline::{MemorySample, Span};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Where the microbatches of a step come from. Shapes `[B, S]`.
+pub trait Batches: Sync {
+    /// Tokens and targets of a microbatch of a step.
+    fn microbatch(&self, step: u64, microbatch: u32, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>);
+
+    /// Tokens of one microbatch, over which the loss is averaged.
+    fn tokens(&self) -> u64;
+}
+
+/// Microbatches of a text.
+#[derive(Clone, Debug)]
+pub struct TextBatches {
+    /// The text.
+    pub text: TextData,
+    /// Sequences `B` of a microbatch.
+    pub micro_batch_size: usize,
+}
+
+impl Batches for TextBatches {
+    fn microbatch(&self, step: u64, microbatch: u32, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+        self.text.batch_tensors(step, u64::from(microbatch), self.micro_batch_size, device)
+    }
+
+    fn tokens(&self) -> u64 {
+        (self.micro_batch_size * self.text.seq_length()) as u64
+    }
+}
+
+/// What a worker noted of one task.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Note {
+    pub(crate) task: TaskId,
+    pub(crate) span: Span,
+    pub(crate) memory: MemorySample,
+}
+
+/// A task that failed.
+pub(crate) struct Failure {
+    pub(crate) task: Action,
+    pub(crate) reason: TaskError,
+}
+
+/// What stays the same over a run.
+pub(crate) struct Context<'a, B: Batches + ?Sized> {
+    pub(crate) schedule: &'a Schedule,
+    pub(crate) batches: &'a B,
+    pub(crate) epoch: Instant,
+    pub(crate) timeout: Duration,
+    pub(crate) keep_gradients: bool,
+}
+
+pub(crate) struct Worker<'a, M: StageModule, T: Transport, B: Batches + ?Sized> {
+    context: &'a Context<'a, B>,
+    rank: Rank,
+    device: Device,
+    transport: T,
+    pub(crate) stages: BTreeMap<Stage, StageRunner<M>>,
+    step: u64,
+    /// Receives of the program that were not taken yet, in program order.
+    pending: Vec<(TaskId, Action)>,
+    /// What came by message or from a stage on this rank: stage outputs by the stage that takes them, then gradients.
+    hidden: BTreeMap<(Stage, Microbatch), Tensor<3>>,
+    gradient: BTreeMap<(Stage, Microbatch), Tensor<3>>,
+    /// What is to be sent, by the stage that made it.
+    outgoing: BTreeMap<(MessageKind, Stage, Microbatch), Tensor<3>>,
+    /// Sum of the losses of the step's microbatches; only the last stage's rank has one.
+    pub(crate) loss: Option<f64>,
+    pub(crate) gradients: Vec<(String, Vec<f32>)>,
+    pub(crate) notes: Vec<Note>,
+    /// Bytes of this rank's slot that are not of this run.
+    foreign: u64,
+}
+
+impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> {
+    pub(crate) fn new(
+        context: &'a Context<'a, B>,
+        device: Device,
+        transport: T,
+        stages: BTreeMap<Stage, StageRunner<M>>,
+        foreign: u64,
+    ) -> Self {
+        Self {
+            context,
+            rank: transport.rank(),
+            device,
+            transport,
+            stages,
+            step: 0,
+            pending: Vec::new(),
+            hidden: BTreeMap::new(),
+            gradient: BTreeMap::new(),
+            outgoing: BTreeMap::new(),
+            loss: None,
+            gradients: Vec::new(),
+            notes: Vec::new(),
+            foreign,
+        }
+    }
+
+    /// Runs the whole program of one step.
+    pub(crate) fn run_step(&mut self, step: u64) -> Result<(), Failure> {
+        self.step = step;
+        self.loss = None;
+        self.gradients.clear();
+        self.notes.clear();
+        let schedule = self.context.schedule;
+        for (id, task) in schedule.program(self.rank) {
+            let action = task.action;
+            if action.op.is_receive() {
+                self.pending.push((id, action));
+                continue;
+            }
+            self.take_inputs(action).map_err(|(task, reason)| Failure { task, reason })?;
+            self.noted(id, |worker| worker.run_task(action)).map_err(|reason| Failure { task: action, reason })?;
+        }
+        Ok(())
+    }
+
+    /// Runs one task between two looks at the clock and at memory.
+    fn noted<R>(&mut self, task: TaskId, run: impl FnOnce(&mut Self) -> Result<R, TaskError>) -> Result<R, TaskError> {
+        let slot = memory::slot_of(self.rank);
+        let before = memory::live(slot).saturating_sub(self.foreign);
+        memory::reset_peak(slot);
+        let start = self.context.epoch.elapsed().as_secs_f64();
+        let result = run(self)?;
+        let span = Span { start, end: self.context.epoch.elapsed().as_secs_f64() };
+        let peak = memory::peak(slot).saturating_sub(self.foreign);
+        let after = memory::live(slot).saturating_sub(self.foreign);
+        self.notes.push(Note { task, span, memory: MemorySample { before, peak, after } });
+        Ok(result)
+    }
+
+    /// Takes the pending receives from one peer, in order, up to the one that `action` needs.
+    fn take_inputs(&mut self, action: Action) -> Result<(), (Action, TaskError)> {
+        let receive = match action.op {
+            Op::Forward => Op::RecvForward,
+            Op::FullBackward | Op::BackwardInput => Op::RecvBackward,
+            _ => return Ok(()),
+        };
+        let wanted = Action { op: receive, ..action };
+        let schedule = self.context.schedule;
+        let Some((last, _)) = self.pending.iter().copied().find(|(_, a)| *a == wanted) else { return Ok(()) };
+        let queue = schedule.task(last).queue();
+        let taken = |id: &TaskId| *id <= last && schedule.task(*id).queue() == queue;
+        let (take, keep): (Vec<_>, Vec<_>) = self.pending.iter().copied().partition(|(id, _)| taken(id));
+        self.pending = keep;
+        for (id, receive) in take {
+            self.receive(id, receive).map_err(|reason| (receive, reason))?;
+        }
+        Ok(())
+    }
+
+    /// Takes one message in. Its time runs from when it was sent, or from when this rank was ready for it.
+    fn receive(&mut self, id: TaskId, action: Action) -> Result<(), TaskError> {
+        let context = self.context;
+        let microbatch = action.microbatch.ok_or(TaskError::Missing("the microbatch of a message"))?;
+        let from = context.schedule.task(id).peer.ok_or(TaskError::Missing("the peer of a message"))?;
+        let (kind, maker) = match action.op {
+            Op::RecvForward => (MessageKind::Activation, context.schedule.placement().previous(action.stage)),
+            _ => (MessageKind::Gradient, context.schedule.placement().next(action.stage)),
+        };
+        let maker = maker.ok_or(TaskError::Missing("the stage at the other end of a message"))?;
+        let tag = Tag { kind, stage: maker.0, microbatch: microbatch.0, step: self.step };
+        let ready = Instant::now();
+        let (tensor, sent) = self.noted(id, |worker| {
+            let received = worker.transport.receive(from, tag, context.timeout)?;
+            Ok((received.payload.into_tensor::<3>(&worker.device)?, received.sent))
+        })?;
+        let begin = ready.max(sent).saturating_duration_since(context.epoch).as_secs_f64();
+        if let Some(note) = self.notes.last_mut() {
+            note.span.start = begin.min(note.span.end);
+        }
+        let inbox = if kind == MessageKind::Activation { &mut self.hidden } else { &mut self.gradient };
+        inbox.insert((action.stage, microbatch), tensor);
+        Ok(())
+    }
+
+    fn run_task(&mut self, action: Action) -> Result<(), TaskError> {
+        match action.op {
+            Op::Forward => self.forward(action),
+            Op::FullBackward => self.backward(action),
+            Op::SendForward => self.send(action, MessageKind::Activation),
+            Op::SendBackward => self.send(action, MessageKind::Gradient),
+            Op::ReduceTied => self.reduce_tied(action),
+            Op::OptimizerStep => self.optimizer_step(action.stage),
+            Op::BackwardInput | Op::BackwardWeight => Err(TaskError::Missing("a split backward in the executor")),
+            Op::RecvForward | Op::RecvBackward => Ok(()),
+        }
+    }
+
+    fn forward(&mut self, action: Action) -> Result<(), TaskError> {
+        let (stage, microbatch) = place(action)?;
+        let placement = self.context.schedule.placement();
+        let (first, last) = (stage == Stage(0), stage == placement.last());
+        let batch = (first || last)
+            .then(|| self.context.batches.microbatch(self.step, microbatch.0, &self.device));
+        let (tokens, targets) = batch.map_or((None, None), |(tokens, targets)| (Some(tokens), Some(targets)));
+        let input = match tokens.filter(|_| first) {
+            Some(tokens) => Input::Tokens(tokens),
+            None => Input::Hidden(self.hidden.remove(&(stage, microbatch)).ok_or(TaskError::Missing("the input"))?),
+        };
+        let all_tokens = self.context.batches.tokens() * u64::from(self.context.schedule.microbatches());
+        let runner = self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))?;
+        match runner.forward(microbatch.0, input, targets.filter(|_| last), all_tokens)? {
+            Output::Loss(loss) => *self.loss.get_or_insert(0.0) += f64::from(loss),
+            Output::Hidden(hidden) => match placement.next(stage) {
+                Some(next) if placement.rank_of(next) == Some(self.rank) => {
+                    self.hidden.insert((next, microbatch), hidden);
+                }
+                _ => {
+                    self.outgoing.insert((MessageKind::Activation, stage, microbatch), hidden);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, action: Action) -> Result<(), TaskError> {
+        let (stage, microbatch) = place(action)?;
+        let gradient = self.gradient.remove(&(stage, microbatch));
+        let runner = self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))?;
+        let input = runner.backward(microbatch.0, gradient)?;
+        let placement = self.context.schedule.placement();
+        if let (Some(input), Some(previous)) = (input, placement.previous(stage)) {
+            if placement.rank_of(previous) == Some(self.rank) {
+                self.gradient.insert((previous, microbatch), input);
+            } else {
+                self.outgoing.insert((MessageKind::Gradient, stage, microbatch), input);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, action: Action, kind: MessageKind) -> Result<(), TaskError> {
+        let (stage, microbatch) = place(action)?;
+        let placement = self.context.schedule.placement();
+        let to = if kind == MessageKind::Activation { placement.next(stage) } else { placement.previous(stage) };
+        let to = to.and_then(|s| placement.rank_of(s)).ok_or(TaskError::Missing("the peer of a message"))?;
+        let tensor = self.outgoing.remove(&(kind, stage, microbatch)).ok_or(TaskError::Missing("the tensor to send"))?;
+        let tag = Tag { kind, stage: stage.0, microbatch: microbatch.0, step: self.step };
+        Ok(self.transport.send(to, tag, Payload::from_tensor(tensor)?)?)
+    }
+
+    /// Sums the gradients of both copies of the tied embedding, first stage's plus last stage's on every rank, so that
+    /// both copies get the same bits.
+    fn reduce_tied(&mut self, action: Action) -> Result<(), TaskError> {
+        let placement = self.context.schedule.placement();
+        let (first, last) = (Stage(0), placement.last());
+        let own = self.runner(action.stage)?.tied_gradient()?;
+        let other_stage = if action.stage == first { last } else { first };
+        let peer = placement.rank_of(other_stage).filter(|r| *r != self.rank);
+        let Some(peer) = peer else {
+            let sum = own + self.runner(other_stage)?.tied_gradient()?;
+            self.runner(other_stage)?.set_tied_gradient(sum.clone())?;
+            return self.runner(action.stage)?.set_tied_gradient(sum);
+        };
+        let tag = |stage: Stage| Tag { kind: MessageKind::TiedGradient, stage: stage.0, microbatch: 0, step: self.step };
+        let (own_tag, other_tag) = (tag(action.stage), tag(other_stage));
+        self.transport.send(peer, own_tag, Payload::from_tensor(own.clone())?)?;
+        let received = self.transport.receive(peer, other_tag, self.context.timeout)?;
+        let other = received.payload.into_tensor::<2>(&self.device)?;
+        let sum = if action.stage == first { own + other } else { other + own };
+        self.runner(action.stage)?.set_tied_gradient(sum)
+    }
+
+    fn optimizer_step(&mut self, stage: Stage) -> Result<(), TaskError> {
+        if self.context.keep_gradients {
+            let gradients = self.runner(stage)?.gradients()?;
+            self.gradients.extend(gradients);
+        }
+        self.runner(stage)?.step()
+    }
+
+    fn runner(&mut self, stage: Stage) -> Result<&mut StageRunner<M>, TaskError> {
+        self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))
+    }
+}
+
+fn place(action: Action) -> Result<(Stage, Microbatch), TaskError> {
+    Ok((action.stage, action.microbatch.ok_or(TaskError::Missing("the microbatch"))?))
+}

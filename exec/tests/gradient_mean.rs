@@ -1,0 +1,137 @@
+//! Field case A9 through the real executor: gradients do not depend on how the batch was cut.
+//!
+//! Two stages, `y = u (w x)`, loss of a microbatch = `y`, `w = 2`, `u = 3`, loss of the step = mean over microbatches.
+
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Int, Tensor};
+use pipewright_exec::device::Device;
+use pipewright_exec::optimizer::OptimizerConfig;
+use pipewright_exec::reference::{self, Reference};
+use pipewright_exec::run::{Run, RunOptions, run};
+use pipewright_exec::stage_module::StageModule;
+use pipewright_exec::worker::Batches;
+use pipewright_ir::ids::Stage;
+use pipewright_ir::passes::{accumulate, add_optimizer_step, add_send_recv};
+use pipewright_ir::schedule::Draft;
+use pipewright_ir::schedules::{ScheduleParams, find};
+use pipewright_ir::workload::Workload;
+use std::time::Duration;
+
+#[derive(Module, Debug)]
+struct Scalar {
+    w: Option<Param<Tensor<1>>>,
+    u: Option<Param<Tensor<1>>>,
+}
+
+impl Scalar {
+    /// `w` on the first stage, `u` on the last.
+    fn new(w: Option<f32>, u: Option<f32>, device: &Device) -> Self {
+        let scalar = |value: f32| Param::from_tensor(Tensor::<1>::from_floats([value], device).require_grad());
+        Self { w: w.map(scalar), u: u.map(scalar) }
+    }
+}
+
+impl StageModule for Scalar {
+    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let w = self.w.as_ref().expect("the first stage has w").val();
+        tokens.float().unsqueeze_dim::<3>(2) * w.unsqueeze::<3>()
+    }
+
+    fn forward(&self, hidden: Tensor<3>) -> Tensor<3> {
+        hidden
+    }
+
+    fn loss(&self, hidden: Tensor<3>, _: Tensor<2, Int>) -> Tensor<1> {
+        let u = self.u.as_ref().expect("the last stage has u").val();
+        (hidden * u.unsqueeze::<3>()).sum()
+    }
+
+    fn parameter_names(&self) -> Vec<(ParamId, String)> {
+        let named = |p: &Option<Param<Tensor<1>>>, name: &str| p.as_ref().map(|p| (p.id, name.to_owned()));
+        named(&self.w, "w").into_iter().chain(named(&self.u, "u")).collect()
+    }
+}
+
+/// Microbatch `k` is the number `k + 1`.
+struct Numbers;
+
+impl Batches for Numbers {
+    fn microbatch(&self, _: u64, microbatch: u32, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+        let x = Tensor::<2, Int>::from_ints([[microbatch as i32 + 1]], device);
+        (x.clone(), x)
+    }
+
+    fn tokens(&self) -> u64 {
+        1
+    }
+}
+
+fn pipeline(family: &str, p: u32, v: u32, m: u32, rounds: u32) -> Run {
+    let order = find(family).unwrap().order(&ScheduleParams::new(p, m, v)).unwrap();
+    let program = add_optimizer_step(add_send_recv(&accumulate(&order, rounds)));
+    let schedule = Draft::lower(&program, &Workload::abstract_stages(p * v)).seal().unwrap();
+    let build = |stage: Stage, device: &Device| {
+        Ok(Scalar::new((stage.0 == 0).then_some(2.0), (stage.0 + 1 == p * v).then_some(3.0), device))
+    };
+    let options = RunOptions {
+        steps: 1,
+        optimizer: OptimizerConfig::sgd(0.0),
+        keep_gradients: true,
+        timeout: Duration::from_secs(60),
+    };
+    run(&schedule, &vec![Device::flex(); p as usize], &build, &Numbers, &options, &mut |_, _| {}).unwrap()
+}
+
+fn one_device(microbatches: u32) -> Reference {
+    let device = Device::flex().autodiff();
+    let options = reference::Options { microbatches, steps: 1, optimizer: OptimizerConfig::sgd(0.0), keep: 1 };
+    reference::train(Scalar::new(Some(2.0), Some(3.0), &device), &device, &Numbers, &options, &mut |_, _| {}).unwrap()
+}
+
+fn gradient(gradients: &[Vec<(String, Vec<f32>)>], name: &str) -> f32 {
+    gradients[0].iter().find(|(n, _)| n == name).unwrap().1[0]
+}
+
+const SCHEDULES: [(&str, u32, u32); 5] =
+    [("naive", 2, 1), ("gpipe", 2, 1), ("1f1b", 2, 1), ("eager-1f1b", 2, 1), ("interleaved-1f1b", 1, 2)];
+
+#[test]
+fn a9_step_a_four_microbatches() {
+    for (family, p, v) in SCHEDULES {
+        let run = pipeline(family, p, v, 4, 1);
+        assert_eq!((gradient(&run.gradients, "w"), gradient(&run.gradients, "u")), (7.5, 5.0), "{family}");
+        assert_eq!(run.losses, [15.0], "mean of 6, 12, 18, 24");
+    }
+    let reference = one_device(4);
+    assert_eq!((gradient(&reference.gradients, "w"), gradient(&reference.gradients, "u")), (7.5, 5.0));
+}
+
+#[test]
+fn a9_step_b_two_accumulation_rounds() {
+    for (family, p, v) in SCHEDULES {
+        let run = pipeline(family, p, v, 4, 2);
+        assert_eq!((gradient(&run.gradients, "w"), gradient(&run.gradients, "u")), (13.5, 9.0), "{family}");
+    }
+    let reference = one_device(8);
+    assert_eq!((gradient(&reference.gradients, "w"), gradient(&reference.gradients, "u")), (13.5, 9.0));
+}
+
+/// Two microbatches whose token losses sum to 3 and to 5, four tokens in all: 2.0 a token, whatever the cut.
+#[test]
+fn a9_the_loss_is_a_mean_over_tokens() {
+    struct Sums;
+    impl Batches for Sums {
+        fn microbatch(&self, _: u64, microbatch: u32, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+            let x = Tensor::<2, Int>::from_ints(if microbatch == 0 { [[1, 2]] } else { [[5, 0]] }, device);
+            (x.clone(), x)
+        }
+
+        fn tokens(&self) -> u64 {
+            2
+        }
+    }
+    let device = Device::flex().autodiff();
+    let options = reference::Options { microbatches: 2, steps: 1, optimizer: OptimizerConfig::sgd(0.0), keep: 1 };
+    let reference = reference::train(Scalar::new(Some(1.0), Some(1.0), &device), &device, &Sums, &options, &mut |_, _| {}).unwrap();
+    assert_eq!(reference.losses, [2.0]);
+}

@@ -1,0 +1,236 @@
+//! The command line as typed.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use pipewright::ir::spec::Semantics;
+use std::path::PathBuf;
+
+/// Compare, simulate, draw and execute parallel training plans for large models.
+#[derive(Parser)]
+#[command(version, about, max_term_width = 100, after_help = "\
+Examples:
+  pipewright compare scenarios/01-quickstart.json      predict, really train, verify and draw four schedules
+  pipewright simulate scenarios/02-four-schedules.json --plot out/four.svg
+  pipewright show scenarios/02-four-schedules.json --schedule 1f1b --csv
+  pipewright list                                      the schedules, with papers and formulas
+
+Exit codes: 0 fine; 1 the answer is no; 2 wrong usage or scenario; 3 execution failed; 70 a bug in pipewright.")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// Report every violation of the rules that a schedule must keep
+    Check(CheckArgs),
+    /// Print the order of a schedule, one line a rank
+    Show(ShowArgs),
+    /// Predict time, bubble, memory and messages of each schedule
+    Simulate(SimulateArgs),
+    /// Predict every schedule side by side, and with `execute` also measure on this machine, verify and draw
+    Compare(CompareArgs),
+    /// Really train with one schedule
+    #[cfg(feature = "exec")]
+    Run(RunArgs),
+    /// Prove that training with a schedule equals training on one device
+    #[cfg(feature = "exec")]
+    Verify(VerifyArgs),
+    /// Measure what each task costs on this machine
+    #[cfg(feature = "exec")]
+    Profile(ProfileArgs),
+    /// Count the parameters of the model and of each stage
+    Model(ModelArgs),
+    /// List the schedules with their papers and formulas
+    List(ListArgs),
+    /// Print the JSON schema of scenario files
+    Schema,
+    /// Print completions for a shell
+    Completions(CompletionArgs),
+}
+
+/// The scenario and which of its schedules.
+#[derive(Args)]
+pub(crate) struct Source {
+    /// Scenario file; `-` reads stdin
+    #[arg(value_name = "FILE")]
+    pub(crate) file: String,
+    /// Only this schedule; may be repeated, and need not be in the scenario
+    #[arg(long, value_name = "NAME")]
+    pub(crate) schedule: Vec<String>,
+}
+
+/// How sends behave while a schedule is checked.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sends {
+    /// All three
+    All,
+    /// A send is buffered and never waits
+    Eager,
+    /// A send waits for its receive
+    Rendezvous,
+    /// Messages of two ranks queue on one stream
+    StreamFifo,
+}
+
+impl Sends {
+    pub(crate) fn semantics(self) -> &'static [Semantics] {
+        match self {
+            Sends::All => &Semantics::ALL,
+            Sends::Eager => &[Semantics::Eager],
+            Sends::Rendezvous => &[Semantics::Rendezvous],
+            Sends::StreamFifo => &[Semantics::StreamFifo],
+        }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// Under which semantics of sends the schedule must not deadlock
+    #[arg(long, value_enum, default_value = "all")]
+    pub(crate) sends: Sends,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// Print CSV, as PyTorch reads and writes it, instead of an aligned grid
+    #[arg(long)]
+    pub(crate) csv: bool,
+    /// Also messages, reductions and the optimizer
+    #[arg(long)]
+    pub(crate) comms: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct SimulateArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// Steps back to back
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) steps: u32,
+    /// All ranks wait for each other between steps
+    #[arg(long)]
+    pub(crate) barrier: bool,
+    /// Let all ranks share this many cores
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) cores: Option<u32>,
+    /// Write a Chrome trace, to open in Perfetto; with several schedules one file each
+    #[arg(long, value_name = "OUT.json")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Draw the timeline; with several schedules all on one time axis
+    #[arg(long, value_name = "OUT.svg|.png")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Draw memory over time; with several schedules one file each
+    #[arg(long, value_name = "OUT.svg|.png")]
+    pub(crate) memory_plot: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where and how long to execute; overrides the scenario.
+#[derive(Args, Default)]
+pub(crate) struct ExecuteArgs {
+    /// Device to run on
+    #[arg(long, value_enum)]
+    pub(crate) device: Option<Device>,
+    /// Optimizer steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) steps: Option<u32>,
+    /// Let several ranks share one GPU
+    #[arg(long)]
+    pub(crate) share_devices: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// One core a rank
+    Cpu,
+    /// One NVIDIA GPU a rank
+    Cuda,
+}
+
+#[derive(Args)]
+pub(crate) struct CompareArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    #[command(flatten)]
+    pub(crate) execute: ExecuteArgs,
+    /// Only predict, even where the scenario says how to execute
+    #[arg(long)]
+    pub(crate) predict_only: bool,
+    /// Folder for pictures, traces and costs
+    #[arg(long, value_name = "FOLDER", default_value = "out")]
+    pub(crate) out: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "exec")]
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    #[command(flatten)]
+    pub(crate) execute: ExecuteArgs,
+    /// Folder for the timeline
+    #[arg(long, value_name = "FOLDER", default_value = "out")]
+    pub(crate) out: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "exec")]
+#[derive(Args)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    #[command(flatten)]
+    pub(crate) execute: ExecuteArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "exec")]
+#[derive(Args)]
+pub(crate) struct ProfileArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    #[command(flatten)]
+    pub(crate) execute: ExecuteArgs,
+    /// File to write the costs to
+    #[arg(short, long, value_name = "COSTS.json")]
+    pub(crate) output: PathBuf,
+}
+
+#[derive(Args)]
+pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct CompletionArgs {
+    /// The shell
+    pub(crate) shell: Shell,
+}

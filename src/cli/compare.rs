@@ -1,0 +1,271 @@
+//! `compare`: every schedule side by side, predicted; with `execute` also measured, verified and drawn.
+
+use super::args::CompareArgs;
+use super::failure::Failure;
+use super::load::Loaded;
+use super::predict::{Costs, Predicted};
+use super::simulate::{report_run, save, simulation, text};
+use super::{exit, load, output};
+use pipewright::report::{Picture, TimeUnit, comparison, gantt, memory, trace};
+use pipewright::sim::Options;
+use std::path::{Path, PathBuf};
+
+pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
+    let loaded = load::load(&args.source.file, &args.source.schedule)?;
+    loaded.warn();
+    let folder = args.out.join(output::slug(&loaded.scenario.name));
+    #[cfg(feature = "exec")]
+    if loaded.scenario.execute.is_some() && !args.predict_only {
+        return measured::run(args, &loaded, folder);
+    }
+    predicted(args, &loaded, folder)
+}
+
+/// Predictions alone.
+fn predicted(args: &CompareArgs, loaded: &Loaded, folder: PathBuf) -> Result<u8, Failure> {
+    let costs = Costs::of(loaded)?;
+    let options = Options::default();
+    let predictions =
+        loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
+    if args.json {
+        output::json(&simulation(loaded, &costs, &predictions, options.steps))?;
+    } else {
+        output::result(&text(loaded, &costs, &predictions, &options))?;
+    }
+    draw_predictions(loaded, &costs, &predictions, &folder)?;
+    output::note(&format!("pictures and traces are in {}", folder.display()));
+    Ok(exit::FINE)
+}
+
+/// The comparison figure, and for each schedule its timeline, memory and trace.
+fn draw_predictions(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], folder: &Path) -> Result<(), Failure> {
+    let unit = if costs.in_seconds() { TimeUnit::Seconds } else { TimeUnit::Abstract };
+    let runs: Vec<_> = loaded.plans.iter().zip(predictions).map(|(plan, p)| report_run(plan, p, unit)).collect();
+    save_both(&comparison(&loaded.scenario.name, &runs), folder, "comparison")?;
+    for run in &runs {
+        let slug = output::slug(run.name);
+        save_both(&gantt(run), folder, &format!("timeline-{slug}"))?;
+        save_both(&memory(run), folder, &format!("memory-{slug}"))?;
+        output::write_file(&folder.join(format!("trace-{slug}.json")), trace(run).to_string().as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Saves a picture as SVG and as PNG.
+fn save_both(picture: &Picture, folder: &Path, name: &str) -> Result<(), Failure> {
+    save(picture, &folder.join(format!("{name}.svg")))?;
+    save(picture, &folder.join(format!("{name}.png")))
+}
+
+/// Predictions against measurements on this machine.
+#[cfg(feature = "exec")]
+mod measured {
+    use super::super::execute::Job;
+    use super::super::profile;
+    use super::super::run::median;
+    use super::super::verify::{self, Row};
+    use super::*;
+    use pipewright::exec::reference::Reference;
+    use pipewright::exec::run::Run;
+    use pipewright::ir::metrics::Metrics;
+    use pipewright::ir::plan::Plan;
+    use pipewright::ir::timeline::Timeline;
+    use pipewright::report::json::RunRow;
+    use pipewright::report::table::{TimeScale, mebibytes, percent, table};
+    use pipewright::report::{self, memory_against, predicted_against_measured};
+    use serde::Serialize;
+
+    /// Steps whose every gradient is compared with one device.
+    const VERIFIED_STEPS: u64 = 3;
+
+    #[derive(Serialize)]
+    struct Answer {
+        schema_version: u32,
+        scenario: String,
+        time_unit: &'static str,
+        device: &'static str,
+        /// Cores that all ranks share; null where every rank has a device of its own.
+        cores: Option<u32>,
+        /// More ranks than cores took turns: measured times say nothing about bubbles.
+        oversubscribed: bool,
+        /// One device, the whole model: median step [s].
+        one_device_step_seconds: f64,
+        ok: bool,
+        runs: Vec<Measured>,
+        folder: String,
+    }
+
+    /// One schedule, predicted and measured.
+    #[derive(Serialize)]
+    struct Measured {
+        predicted: RunRow,
+        /// Median over all steps but the first [s].
+        measured_step_seconds: f64,
+        /// Predicted / measured - 1.
+        step_error: f64,
+        measured_bubble_fraction: f64,
+        /// Most live bytes of any rank, as the allocator counted them [B].
+        measured_peak_memory_bytes: u64,
+        losses: Vec<f64>,
+        /// Largest difference of any step's loss from that of one device.
+        max_loss_diff_all_steps: f64,
+        verify: Row,
+    }
+
+    pub(super) fn run(args: &CompareArgs, loaded: &Loaded, folder: PathBuf) -> Result<u8, Failure> {
+        let job = Job::of(loaded, &args.execute)?;
+        let ranks = loaded.plans.first().map_or(1, Plan::ranks);
+        let limit = job.cores().filter(|cores| ranks > *cores);
+        let costs = match &loaded.scenario.costs {
+            Some(written) if written.file.is_some() => Costs::of(loaded)?,
+            _ => {
+                let costs = job.profile(&loaded.plans)?;
+                profile::write(&costs, &folder.join("costs.json"))?;
+                Costs::Table(costs)
+            }
+        };
+        let options = Options { cores: limit, ..Options::default() };
+        let predictions =
+            loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
+        let microbatches = loaded.plans.first().map_or(1, |p| p.batch.microbatches * p.batch.rounds);
+        let reference = job.reference(microbatches, job.steps, VERIFIED_STEPS.min(job.steps))?;
+        let (mut rows, mut steps) = (Vec::new(), Vec::new());
+        for (plan, predicted) in loaded.plans.iter().zip(&predictions) {
+            let run = job.run(plan, &predicted.schedule, job.steps, false)?;
+            let verified = verify::verify(&job, plan, &reference)?;
+            let step = median_step(&run);
+            rows.push(row(plan, predicted, &run, &step, &reference, verified));
+            steps.push(step);
+        }
+        draw_predictions(loaded, &costs, &predictions, &folder)?;
+        draw(loaded, &predictions, &steps, limit.is_some(), &folder)?;
+        let answer = Answer {
+            schema_version: 1,
+            scenario: loaded.scenario.name.clone(),
+            time_unit: "s",
+            device: job.device_name(),
+            cores: job.cores(),
+            oversubscribed: limit.is_some(),
+            one_device_step_seconds: median(reference.step_seconds.get(1..).unwrap_or_default()),
+            ok: rows.iter().all(|r| r.verify.ok),
+            runs: rows,
+            folder: folder.display().to_string(),
+        };
+        if args.json {
+            output::json(&answer)?;
+        } else {
+            output::result(&text(loaded, &answer))?;
+        }
+        Ok(if answer.ok { exit::FINE } else { exit::NO })
+    }
+
+    /// The step whose time is the median over all steps but the first, which warms up.
+    fn median_step(run: &Run) -> Timeline {
+        let seconds = run.step_seconds();
+        let from = usize::from(seconds.len() > 1);
+        let middle = median(&seconds[from..]);
+        let step = seconds.iter().skip(from).position(|s| *s == middle).map_or(0, |i| i + from);
+        run.timeline.step(step)
+    }
+
+    fn row(plan: &Plan, predicted: &Predicted, run: &Run, step: &Timeline, reference: &Reference, verify: Row) -> Measured {
+        let metrics = Metrics::of(&predicted.schedule, step);
+        let differences = run.losses.iter().zip(&reference.losses).map(|(a, b)| (a - b).abs());
+        Measured {
+            predicted: RunRow::new(plan, &predicted.metrics, 1),
+            measured_step_seconds: metrics.makespan,
+            step_error: predicted.metrics.makespan / metrics.makespan - 1.0,
+            measured_bubble_fraction: metrics.bubble_fraction,
+            measured_peak_memory_bytes: step.memory.iter().map(|m| m.peak).max().unwrap_or(0),
+            losses: run.losses.clone(),
+            max_loss_diff_all_steps: differences.fold(0.0, f64::max),
+            verify,
+        }
+    }
+
+    /// Prediction above measurement: all times in one figure, memory and the measured trace of each schedule.
+    fn draw(
+        loaded: &Loaded,
+        predictions: &[Predicted],
+        steps: &[Timeline],
+        oversubscribed: bool,
+        folder: &Path,
+    ) -> Result<(), Failure> {
+        let note = oversubscribed.then(|| "more ranks than cores took turns: not a bubble measurement".to_owned());
+        let mut pairs = Vec::new();
+        for ((plan, predicted), step) in loaded.plans.iter().zip(predictions).zip(steps) {
+            let above = report_run(plan, predicted, TimeUnit::Seconds);
+            let below = report::Run { timeline: step, note: note.clone(), ..above.clone() };
+            let slug = output::slug(&plan.name);
+            save_both(&memory_against(&above, &below), folder, &format!("measured-memory-{slug}"))?;
+            let trace = trace(&below).to_string();
+            output::write_file(&folder.join(format!("measured-trace-{slug}.json")), trace.as_bytes())?;
+            pairs.push((above, below));
+        }
+        save_both(&predicted_against_measured(&loaded.scenario.name, &pairs), folder, "predicted-against-measured")
+    }
+
+    fn text(loaded: &Loaded, answer: &Answer) -> String {
+        let Some(plan) = loaded.plans.first() else { return String::new() };
+        let times = answer.runs.iter().flat_map(|r| [r.predicted.makespan, r.measured_step_seconds]);
+        let scale = TimeScale::of(times, true);
+        let headers = [
+            "schedule".to_owned(),
+            scale.header("predicted"),
+            scale.header("measured"),
+            "error".to_owned(),
+            "bubble predicted".to_owned(),
+            "bubble measured".to_owned(),
+            "peak predicted [MiB]".to_owned(),
+            "peak measured [MiB]".to_owned(),
+            "last loss".to_owned(),
+            "equals one device".to_owned(),
+        ];
+        let peak = |r: &RunRow| r.ranks.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0);
+        let measured_bubble = |r: &Measured| {
+            if answer.oversubscribed { "-".to_owned() } else { percent(r.measured_bubble_fraction) }
+        };
+        let row = |r: &Measured| {
+            vec![
+                r.predicted.name.clone(),
+                scale.show(r.predicted.makespan),
+                scale.show(r.measured_step_seconds),
+                format!("{:+.1} %", r.step_error * 100.0),
+                percent(r.predicted.bubble_fraction),
+                measured_bubble(r),
+                mebibytes(peak(&r.predicted)),
+                mebibytes(r.measured_peak_memory_bytes),
+                r.losses.last().map_or_else(String::new, |loss| format!("{loss:.4}")),
+                r.verify.verdict().to_owned(),
+            ]
+        };
+        let rows: Vec<Vec<String>> = answer.runs.iter().map(row).collect();
+        let mut text = format!(
+            "{}: {} ranks on {}, {} microbatches x {} rounds of {} x {} tokens, {} steps\n{}",
+            answer.scenario,
+            plan.ranks(),
+            answer.device,
+            plan.batch.microbatches,
+            plan.batch.rounds,
+            plan.batch.micro_batch_size,
+            plan.batch.seq_length,
+            answer.runs.first().map_or(0, |r| r.losses.len()),
+            table(&headers, &rows)
+        );
+        let one = scale.show(answer.one_device_step_seconds);
+        text.push_str(&format!("One device takes {one} {} a step. Times are medians over all steps but the first.\n", scale.unit));
+        if answer.oversubscribed {
+            let cores = answer.cores.unwrap_or(1);
+            text.push_str(&format!(
+                "{} ranks share {cores} cores and take turns: these times say nothing about bubbles; the prediction shares \
+                 the cores too.\n",
+                plan.ranks()
+            ));
+        }
+        for row in answer.runs.iter().filter_map(|r| r.verify.first_difference.as_ref().map(|d| (r, d))) {
+            text.push_str(&format!("{}: {}\n", row.0.predicted.name, row.1.describe()));
+        }
+        text.push_str(&format!("Pictures, traces and measured costs are in {}\n", answer.folder));
+        text
+    }
+}

@@ -1,0 +1,156 @@
+//! Reading a scenario: file, JSON, types, plans; every fault at its place.
+
+use super::failure::{Failure, Fault, Place};
+use super::locate;
+use miette::NamedSource;
+use pipewright::ir::fault::Fault as PlanFault;
+use pipewright::ir::plan::{self, Plan};
+use pipewright::ir::scenario::{Scenario, ScheduleEntry};
+use pipewright::ir::schedules;
+use std::path::{Path, PathBuf};
+
+/// A scenario that was read and resolved.
+pub(crate) struct Loaded {
+    pub(crate) scenario: Scenario,
+    pub(crate) plans: Vec<Plan>,
+    /// Where the scenario lies: paths in it are relative to this.
+    pub(crate) folder: PathBuf,
+    text: String,
+    name: String,
+}
+
+impl Loaded {
+    /// A path that the scenario names.
+    pub(crate) fn path(&self, named: &str) -> PathBuf {
+        self.folder.join(named)
+    }
+
+    /// A fault at a JSON path of this scenario.
+    pub(crate) fn fault(&self, path: &str, code: &str, message: String, help: impl Into<String>) -> Failure {
+        let fault = PlanFault::new(path, "", message, help);
+        Failure::Faults(vec![Fault { code: code.to_owned(), ..place(&self.text, &self.name, fault) }])
+    }
+
+    /// Says on stderr what is legal but worth a word.
+    pub(crate) fn warn(&self) {
+        let mut said: Vec<&str> = Vec::new();
+        for warning in self.plans.iter().flat_map(|p| &p.warnings) {
+            if !said.contains(&warning.as_str()) {
+                super::output::note(&format!("warning: {warning}"));
+                said.push(warning);
+            }
+        }
+    }
+}
+
+/// Reads `file` (`-` is stdin) and resolves its schedules, or only those named.
+pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
+    let (text, folder) = read(file)?;
+    let mut scenario = parse(&text, file)?;
+    let all = std::mem::take(&mut scenario.schedules);
+    let chosen = choose(&all, only);
+    scenario.schedules = chosen.iter().map(|(_, entry)| entry.clone()).collect();
+    let read_beside = |named: &str| std::fs::read_to_string(folder.join(named)).map_err(|e| e.to_string());
+    match plan::resolve(&scenario, &read_beside) {
+        Ok(plans) => Ok(Loaded { scenario, plans, folder, text, name: file.to_owned() }),
+        Err(faults) => {
+            let at_home = |fault| place(&text, file, rename(fault, &chosen));
+            Err(Failure::Faults(faults.into_iter().map(at_home).collect()))
+        }
+    }
+}
+
+fn read(file: &str) -> Result<(String, PathBuf), Failure> {
+    let text = if file == "-" {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(file)
+    };
+    let text = text.map_err(|reason| Failure::Usage {
+        message: format!("cannot read the scenario {file}: {reason}"),
+        help: "scenarios/ has examples; `pipewright schema` describes the format".to_owned(),
+    })?;
+    let folder = Path::new(file).parent().map_or_else(PathBuf::new, Path::to_owned);
+    Ok((text, folder))
+}
+
+fn parse(text: &str, file: &str) -> Result<Scenario, Failure> {
+    let fault = |message: String, help: String, code: &str, span: Option<(usize, usize)>| {
+        let place = span.map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
+        Failure::Faults(vec![Fault { message, help, code: code.to_owned(), place }])
+    };
+    let value = locate::parse(text).map_err(|(message, span)| {
+        let help = "a scenario is JSON; comments and trailing commas are allowed".to_owned();
+        fault(format!("this is not valid JSON: {message}"), help, "scenario::syntax", Some(span))
+    })?;
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.inner().to_string();
+        let (unknown, nearest) = unknown_field(&message);
+        let span = match &unknown {
+            Some(key) => locate::key_span(text, parent(&path, key), key),
+            None => locate::span(text, &path),
+        };
+        let at = if path == "." { String::new() } else { format!("{path}: ") };
+        match unknown {
+            Some(_) => fault(format!("{at}{message}"), nearest, "scenario::unknown-field", span),
+            None => fault(format!("{at}{message}"), String::new(), "scenario::type", span),
+        }
+    })
+}
+
+/// The path of the object around an unknown key, whether or not the key ends the path.
+fn parent<'a>(path: &'a str, key: &str) -> &'a str {
+    path.strip_suffix(key).map_or(path, |rest| rest.trim_end_matches('.'))
+}
+
+/// The unknown field that a message of serde's speaks of, and which known one comes nearest. serde puts names in
+/// backticks: the unknown one first, the known ones after it.
+fn unknown_field(message: &str) -> (Option<String>, String) {
+    if !message.starts_with("unknown field") {
+        return (None, String::new());
+    }
+    let mut names = message.split('`').skip(1).step_by(2);
+    let Some(unknown) = names.next() else { return (None, String::new()) };
+    let nearest = names.max_by(|a, b| {
+        let likeness = |name: &str| strsim::jaro_winkler(unknown, name);
+        likeness(a).total_cmp(&likeness(b))
+    });
+    (Some(unknown.to_owned()), nearest.map_or_else(String::new, |name| format!("did you mean `{name}`?")))
+}
+
+/// The entries of the scenario that are meant by `only`, with their place in the file; a family that the scenario
+/// does not list is added.
+fn choose(all: &[ScheduleEntry], only: &[String]) -> Vec<(Option<usize>, ScheduleEntry)> {
+    let numbered = || all.iter().cloned().enumerate().map(|(i, entry)| (Some(i), entry));
+    if only.is_empty() {
+        return numbered().collect();
+    }
+    let family = |name: &str| schedules::find(name).map_or(name.to_ascii_lowercase(), |f| f.name.to_owned());
+    let mut chosen = Vec::new();
+    for name in only {
+        let before = chosen.len();
+        chosen.extend(numbered().filter(|(_, entry)| family(&entry.name) == family(name)));
+        if chosen.len() == before {
+            chosen.push((None, ScheduleEntry::named(name)));
+        }
+    }
+    chosen
+}
+
+/// Faults count the chosen schedules; the file counts all.
+fn rename(mut fault: PlanFault, chosen: &[(Option<usize>, ScheduleEntry)]) -> PlanFault {
+    for (i, (original, _)) in chosen.iter().enumerate() {
+        if let Some(rest) = fault.path.strip_prefix(&format!("schedules[{i}]")) {
+            fault.path = original.map_or_else(|| "schedules".to_owned(), |n| format!("schedules[{n}]{rest}"));
+            break;
+        }
+    }
+    fault
+}
+
+fn place(text: &str, file: &str, fault: PlanFault) -> Fault {
+    let place =
+        locate::span(text, &fault.path).map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
+    Fault { message: fault.message, help: fault.help, code: fault.code.to_owned(), place }
+}

@@ -1,0 +1,113 @@
+//! From a JSON path to its place in the text, and from text to JSON.
+
+use jsonc_parser::ast::Value;
+use jsonc_parser::common::Ranged;
+use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
+
+/// JSON, with comments and trailing commas for people.
+fn options() -> ParseOptions {
+    ParseOptions {
+        allow_comments: true,
+        allow_trailing_commas: true,
+        allow_loose_object_property_names: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        allow_bare_decimal_point_numbers: false,
+        allow_non_finite_numbers: false,
+        allow_extended_string_escapes: false,
+    }
+}
+
+/// A place that does not parse, or a key that stands twice: what is wrong, and where.
+pub(crate) type SyntaxFault = (String, (usize, usize));
+
+/// The JSON value of a text.
+pub(crate) fn parse(text: &str) -> Result<serde_json::Value, SyntaxFault> {
+    let fault = |error: jsonc_parser::errors::ParseError| {
+        let range = error.range();
+        (error.kind().to_string(), (range.start, range.end.saturating_sub(range.start).max(1)))
+    };
+    let tree = parse_to_ast(text, &CollectOptions::default(), &options()).map_err(fault)?;
+    match tree.value.as_ref().and_then(duplicate_key) {
+        Some(fault) => Err(fault),
+        None => jsonc_parser::parse_to_serde_value(text, &options()).map_err(fault),
+    }
+}
+
+/// The first key that an object has twice: one of them would silently win.
+fn duplicate_key(value: &Value<'_>) -> Option<SyntaxFault> {
+    match value {
+        Value::Object(object) => object.properties.iter().enumerate().find_map(|(i, property)| {
+            let name = property.name.as_str();
+            if object.properties[..i].iter().any(|earlier| earlier.name.as_str() == name) {
+                let range = property.name.range();
+                return Some((format!("the key \"{name}\" stands twice"), (range.start, range.end - range.start)));
+            }
+            duplicate_key(&property.value)
+        }),
+        Value::Array(array) => array.elements.iter().find_map(duplicate_key),
+        _ => None,
+    }
+}
+
+/// The place of `path` (`training.num_microbatches`, `schedules[2].csv`) in the text: of the value, or of the nearest
+/// thing around it that is there. `None` where not even the first step is.
+pub(crate) fn span(text: &str, path: &str) -> Option<(usize, usize)> {
+    let tree = parse_to_ast(text, &CollectOptions::default(), &options()).ok()?;
+    let mut value = tree.value.as_ref()?;
+    let mut span = None;
+    for step in path.split(['.', '[']).map(|step| step.trim_end_matches(']')).filter(|step| !step.is_empty()) {
+        let (next, range) = match value {
+            Value::Object(object) => match object.properties.iter().find(|p| p.name.as_str() == step) {
+                Some(property) => (&property.value, property.value.range()),
+                None => break,
+            },
+            Value::Array(array) => match step.parse::<usize>().ok().and_then(|i| array.elements.get(i)) {
+                Some(element) => (element, element.range()),
+                None => break,
+            },
+            _ => break,
+        };
+        value = next;
+        span = Some((range.start, range.end - range.start));
+    }
+    // A whole object is too much to underline: its first character will do.
+    let (start, length) = span?;
+    let first_line = text.get(start..start + length).and_then(|s| s.lines().next()).map_or(1, str::len);
+    Some((start, length.min(first_line.max(1))))
+}
+
+/// The place of the key `key` inside the object at `path`.
+pub(crate) fn key_span(text: &str, path: &str, key: &str) -> Option<(usize, usize)> {
+    let around = span(text, path).map_or(0, |(start, _)| start);
+    let quoted = format!("\"{key}\"");
+    let at = around + text.get(around..)?.find(&quoted)?;
+    Some((at, quoted.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "{ // a comment\n  \"a\": { \"b\": [10, { \"c\": true }] },\n}";
+
+    #[test]
+    fn paths_are_found() {
+        let at = |path| span(TEXT, path).map(|(start, length)| &TEXT[start..start + length]);
+        assert_eq!(at("a.b[0]"), Some("10"));
+        assert_eq!(at("a.b[1].c"), Some("true"));
+        assert_eq!(at("a.b[7]"), Some("[10, { \"c\": true }]"), "the nearest thing around it");
+        assert_eq!(at("x"), None);
+        assert_eq!(parse(TEXT).unwrap()["a"]["b"][0], 10);
+    }
+
+    #[test]
+    fn syntax_faults_have_a_place() {
+        for text in ["{", "{\"a\": NaN}", "{\"a\": 1 \"b\": 2}", "{\"a\": 1, \"a\": 2}", ""] {
+            assert!(parse(text).is_err() || parse(text) == Ok(serde_json::Value::Null), "{text}");
+        }
+        assert_eq!(parse("{\"a\": 1, \"a\": 2}").unwrap_err().1, (9, 3));
+    }
+}

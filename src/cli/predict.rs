@@ -1,0 +1,99 @@
+//! From a plan to its predicted timeline.
+
+use super::failure::Failure;
+use super::load::Loaded;
+use pipewright::ir::cost_table::CostTable;
+use pipewright::ir::metrics::Metrics;
+use pipewright::ir::plan::{Plan, UnitCosts};
+use pipewright::ir::scenario::CostModelName;
+use pipewright::ir::schedule::Schedule;
+use pipewright::ir::spec::Violation;
+use pipewright::ir::timeline::Timeline;
+use pipewright::ir::workload::Workload;
+use pipewright::sim::cost::{CostModel, TableCost, UnitCost, workload_of};
+use pipewright::sim::{Options, simulate};
+
+/// A plan with what the simulator says of it.
+pub(crate) struct Predicted {
+    pub(crate) schedule: Schedule,
+    pub(crate) timeline: Timeline,
+    pub(crate) metrics: Metrics,
+}
+
+/// Where costs come from.
+pub(crate) enum Costs {
+    Unit(UnitCosts),
+    Table(CostTable),
+}
+
+impl Costs {
+    /// The costs that the scenario names.
+    pub(crate) fn of(loaded: &Loaded) -> Result<Self, Failure> {
+        let Some(costs) = &loaded.scenario.costs else {
+            let message = "the scenario has no costs to predict with".to_owned();
+            let help = "add \"costs\": { \"model\": \"unit\" }, or measure them with `pipewright profile FILE -o costs.json`";
+            return Err(Failure::Usage { message, help: help.to_owned() });
+        };
+        match (costs.model, &costs.file) {
+            (CostModelName::Table, Some(file)) => read_table(loaded, file).map(Costs::Table),
+            _ => Ok(Costs::Unit(UnitCosts::from(costs))),
+        }
+    }
+
+    /// Whether times are seconds and not abstract units.
+    pub(crate) fn in_seconds(&self) -> bool {
+        matches!(self, Costs::Table(_))
+    }
+
+    /// What the plan's stages weigh, as far as these costs know.
+    pub(crate) fn workload(&self, plan: &Plan) -> Workload {
+        match self {
+            Costs::Unit(_) => Workload::abstract_stages(plan.placement().stages()),
+            Costs::Table(table) => workload_of(table, plan),
+        }
+    }
+
+    /// Predicts one plan.
+    pub(crate) fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
+        let schedule = plan.schedule(&self.workload(plan)).map_err(|violations| unsound(plan, &violations))?;
+        let unit;
+        let table;
+        let cost: &dyn CostModel = match self {
+            Costs::Unit(costs) => {
+                unit = UnitCost::new(costs, plan.placement());
+                &unit
+            }
+            Costs::Table(costs) => {
+                let fail = |error: pipewright::sim::cost::TableError| Failure::Usage {
+                    message: error.to_string(),
+                    help: "measure this scenario with `pipewright profile FILE -o costs.json`".to_owned(),
+                };
+                table = TableCost::new(costs, plan).map_err(fail)?;
+                &table
+            }
+        };
+        let timeline = simulate(&schedule, cost, options);
+        let metrics = Metrics::of(&schedule, &timeline);
+        Ok(Predicted { schedule, timeline, metrics })
+    }
+}
+
+/// A schedule that breaks the law cannot be run by anything.
+fn unsound(plan: &Plan, violations: &[Violation]) -> Failure {
+    let first: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
+    Failure::Usage {
+        message: format!("{} breaks {} rules: {}", plan.name, violations.len(), first.join("; ")),
+        help: "`pipewright check FILE` lists every violation with its tasks".to_owned(),
+    }
+}
+
+fn read_table(loaded: &Loaded, file: &str) -> Result<CostTable, Failure> {
+    let path = loaded.path(file);
+    let fault = |what: String| {
+        let help = "write it with `pipewright profile FILE -o costs.json`; paths are relative to the scenario";
+        loaded.fault("costs.file", "costs::file", format!("cannot use the cost table {}: {what}", path.display()), help)
+    };
+    let text = std::fs::read_to_string(&path).map_err(|e| fault(e.to_string()))?;
+    let table: CostTable = serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?;
+    if table.schema_version == 1 { Ok(table) } else { Err(fault(format!("version {} is not known", table.schema_version))) }
+}

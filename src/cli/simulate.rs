@@ -1,0 +1,142 @@
+//! `simulate`: predicted time, bubble, memory and messages.
+
+use super::args::SimulateArgs;
+use super::failure::Failure;
+use super::load::Loaded;
+use super::predict::{Costs, Predicted};
+use super::{exit, load, output};
+use pipewright::ir::plan::Plan;
+use pipewright::report::json::{RunRow, Simulation};
+use pipewright::report::table::{TimeScale, mebibytes, percent, table};
+use pipewright::report::{Picture, Run, TimeUnit, comparison, gantt, memory, trace};
+use pipewright::sim::Options;
+use std::path::{Path, PathBuf};
+
+pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
+    let loaded = load::load(&args.source.file, &args.source.schedule)?;
+    loaded.warn();
+    let costs = Costs::of(&loaded)?;
+    let options = Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores };
+    let mut predictions = Vec::new();
+    for plan in &loaded.plans {
+        predictions.push(costs.predict(plan, &options)?);
+    }
+    if args.json {
+        output::json(&simulation(&loaded, &costs, &predictions, options.steps))?;
+    } else {
+        output::result(&text(&loaded, &costs, &predictions, &options))?;
+    }
+    write_pictures(args, &loaded, &costs, &predictions)?;
+    Ok(exit::FINE)
+}
+
+pub(crate) fn simulation(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], steps: usize) -> Simulation {
+    let rows = loaded.plans.iter().zip(predictions);
+    Simulation {
+        schema_version: 1,
+        scenario: loaded.scenario.name.clone(),
+        time_unit: if costs.in_seconds() { "s" } else { "units" },
+        runs: rows.map(|(plan, p)| RunRow::new(plan, &p.metrics, steps)).collect(),
+    }
+}
+
+/// The table for people.
+pub(crate) fn text(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], options: &Options) -> String {
+    let scale = TimeScale::of(predictions.iter().map(|p| p.metrics.makespan), costs.in_seconds());
+    let bytes = predictions.iter().any(|p| p.metrics.peak_memory() > 0);
+    let mut headers =
+        ["schedule", "", "bubble fraction", "bubble overhead", "peak activations", "messages", "against first"].map(str::to_owned).to_vec();
+    headers[1] = scale.header("time");
+    if bytes {
+        headers.push("peak memory [MiB]".to_owned());
+    }
+    let first = predictions.first().map_or(1.0, |p| p.metrics.makespan);
+    let row = |(plan, p): (&Plan, &Predicted)| {
+        let metrics = &p.metrics;
+        let mut row = vec![
+            plan.name.clone(),
+            scale.show(metrics.makespan),
+            percent(metrics.bubble_fraction),
+            percent(metrics.bubble_overhead),
+            TimeScale::of([], false).show(metrics.peak_activations()),
+            metrics.messages.to_string(),
+            format!("{:.2} x", metrics.makespan / first),
+        ];
+        if bytes {
+            row.push(mebibytes(metrics.peak_memory()));
+        }
+        row
+    };
+    let rows: Vec<Vec<String>> = loaded.plans.iter().zip(predictions).map(row).collect();
+    format!("{}\n{}", headline(loaded, options), table(&headers, &rows))
+}
+
+/// One line that says what was simulated.
+fn headline(loaded: &Loaded, options: &Options) -> String {
+    let mut line = loaded.scenario.name.clone();
+    if let Some(plan) = loaded.plans.first() {
+        line.push_str(&format!(": {} ranks, {} microbatches", plan.ranks(), plan.batch.microbatches));
+        if plan.batch.rounds > 1 {
+            line.push_str(&format!(" x {} accumulation rounds", plan.batch.rounds));
+        }
+    }
+    if options.steps > 1 {
+        let between = if options.barrier { "a barrier between" } else { "no barrier" };
+        line.push_str(&format!(", {} steps, {between}", options.steps));
+    }
+    if let Some(cores) = options.cores {
+        line.push_str(&format!(", {cores} cores for all ranks"));
+    }
+    line
+}
+
+fn write_pictures(args: &SimulateArgs, loaded: &Loaded, costs: &Costs, predictions: &[Predicted]) -> Result<(), Failure> {
+    let unit = if costs.in_seconds() { TimeUnit::Seconds } else { TimeUnit::Abstract };
+    let runs: Vec<Run<'_>> = loaded.plans.iter().zip(predictions).map(|(plan, p)| report_run(plan, p, unit)).collect();
+    if let Some(path) = &args.plot {
+        let picture = match runs.as_slice() {
+            [run] => gantt(run),
+            runs => comparison(&loaded.scenario.name, runs),
+        };
+        save(&picture, path)?;
+    }
+    for (run, plan) in runs.iter().zip(&loaded.plans) {
+        let own = |path: &Path| if runs.len() > 1 { suffixed(path, &plan.name) } else { path.to_owned() };
+        if let Some(path) = &args.memory_plot {
+            save(&memory(run), &own(path))?;
+        }
+        if let Some(path) = &args.trace {
+            output::write_file(&own(path), trace(run).to_string().as_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+/// What the pictures need to know of a prediction.
+pub(crate) fn report_run<'a>(plan: &'a Plan, predicted: &'a Predicted, unit: TimeUnit) -> Run<'a> {
+    Run {
+        name: &plan.name,
+        schedule: &predicted.schedule,
+        timeline: &predicted.timeline,
+        unit,
+        chunks: plan.chunks,
+        note: None,
+    }
+}
+
+/// Saves a picture under a name that says its format.
+pub(crate) fn save(picture: &Picture, path: &Path) -> Result<(), Failure> {
+    let fail = |error: pipewright::report::PictureError| Failure::Usage {
+        message: format!("cannot draw {}: {error}", path.display()),
+        help: "name a file that ends in .svg or .png".to_owned(),
+    };
+    let bytes = picture.encode(path).map_err(fail)?;
+    output::write_file(path, &bytes)
+}
+
+/// `out/trace.json` for one of several schedules: `out/trace-1f1b.json`.
+fn suffixed(path: &Path, name: &str) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().map_or_else(String::new, |e| format!(".{}", e.to_string_lossy()));
+    path.with_file_name(format!("{stem}-{}{extension}", output::slug(name)))
+}

@@ -1,0 +1,155 @@
+//! `verify`: training with a schedule equals training on one device.
+
+use super::args::VerifyArgs;
+use super::execute::Job;
+use super::failure::Failure;
+use super::run::unsound;
+use super::{exit, load, output};
+use pipewright::exec::verify::{Comparison, Tolerance, compare};
+use pipewright::ir::plan::Plan;
+use pipewright::ir::workload::Workload;
+use serde::Serialize;
+
+/// The answer for one schedule, and inside the whole answer the worst over all.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) schedule: String,
+    pub(crate) ok: bool,
+    /// Whether every number agrees to the last bit.
+    pub(crate) exact: bool,
+    pub(crate) steps: usize,
+    pub(crate) numbers_compared: usize,
+    pub(crate) max_loss_diff: f64,
+    pub(crate) max_gradient_diff: f64,
+    pub(crate) max_parameter_diff: f64,
+    pub(crate) first_difference: Option<First>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct First {
+    step: usize,
+    /// `loss`, `gradient` or `parameter`.
+    what: &'static str,
+    /// Hugging Face name.
+    name: String,
+    index: usize,
+    value: f64,
+    reference: f64,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    schema_version: u32,
+    ok: bool,
+    steps: usize,
+    max_loss_diff: f64,
+    max_gradient_diff: f64,
+    max_parameter_diff: f64,
+    first_difference: Option<First>,
+    /// Each schedule.
+    runs: Vec<Row>,
+}
+
+impl First {
+    /// The difference in one line.
+    pub(crate) fn describe(&self) -> String {
+        let Self { step, what, name, index, value, reference } = self;
+        format!("first difference: {what} {name} [{index}] in step {step}: {value} here, {reference} on one device")
+    }
+}
+
+impl Row {
+    pub(crate) fn new(plan: &Plan, comparison: &Comparison) -> Self {
+        let first = comparison.first_difference.as_ref().map(|d| First {
+            step: d.step,
+            what: d.what,
+            name: d.name.clone(),
+            index: d.index,
+            value: d.value,
+            reference: d.reference,
+        });
+        Self {
+            schedule: plan.name.clone(),
+            ok: comparison.ok(),
+            exact: comparison.exact(),
+            steps: comparison.steps,
+            numbers_compared: comparison.compared,
+            max_loss_diff: comparison.max_loss_diff,
+            max_gradient_diff: comparison.max_gradient_diff,
+            max_parameter_diff: comparison.max_parameter_diff,
+            first_difference: first,
+        }
+    }
+
+    /// How it turned out, in a few words.
+    pub(crate) fn verdict(&self) -> &'static str {
+        match (self.ok, self.exact) {
+            (true, true) => "bit for bit",
+            (true, false) => "to rounding",
+            (false, _) => "NO",
+        }
+    }
+}
+
+/// Runs `plan` for the steps that the reference kept, and compares.
+pub(crate) fn verify(job: &Job, plan: &Plan, reference: &pipewright::exec::reference::Reference) -> Result<Row, Failure> {
+    let workload = Workload::abstract_stages(plan.placement().stages());
+    let schedule = plan.schedule(&workload).map_err(|v| unsound(&v))?;
+    let steps = reference.gradients.len() as u64;
+    let run = job.run(plan, &schedule, steps, true)?;
+    let mut kept = reference.clone();
+    kept.losses.truncate(run.losses.len());
+    Ok(Row::new(plan, &compare(&run, &kept, Tolerance::parameters(job.optimizer.lr(), steps))))
+}
+
+pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
+    let loaded = load::load(&args.source.file, &args.source.schedule)?;
+    loaded.warn();
+    let job = Job::of(&loaded, &args.execute)?;
+    // All schedules see the same batch, so one reference serves them all.
+    let microbatches = loaded.plans.first().map_or(1, |p| p.batch.microbatches * p.batch.rounds);
+    let reference = job.reference(microbatches, job.steps, job.steps)?;
+    let rows = loaded.plans.iter().map(|plan| verify(&job, plan, &reference)).collect::<Result<Vec<_>, _>>()?;
+    let worst = |of: fn(&Row) -> f64| rows.iter().map(of).fold(0.0, f64::max);
+    let ok = rows.iter().all(|r| r.ok);
+    if args.json {
+        output::json(&Answer {
+            schema_version: 1,
+            ok,
+            steps: reference.losses.len(),
+            max_loss_diff: worst(|r| r.max_loss_diff),
+            max_gradient_diff: worst(|r| r.max_gradient_diff),
+            max_parameter_diff: worst(|r| r.max_parameter_diff),
+            first_difference: rows.iter().find_map(|r| r.first_difference.clone()),
+            runs: rows,
+        })?;
+    } else {
+        output::result(&text(&rows))?;
+    }
+    Ok(if ok { exit::FINE } else { exit::NO })
+}
+
+fn text(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        text.push_str(&format!(
+            "{:<22} {} over {} steps and {} numbers; largest difference: loss {:.1e}, gradient {:.1e}, parameter {:.1e}\n",
+            row.schedule,
+            if row.ok { format!("equals one device {}", row.verdict()) } else { "differs from one device".to_owned() },
+            row.steps,
+            row.numbers_compared,
+            row.max_loss_diff,
+            row.max_gradient_diff,
+            row.max_parameter_diff,
+        ));
+        if let Some(d) = &row.first_difference {
+            text.push_str(&format!("    {}\n", d.describe()));
+        }
+    }
+    text.push_str(&format!(
+        "Allowed: {:e} of a tensor's largest number, and {:e}, for losses and gradients (fp32 rounding of sums in another order).\n",
+        Tolerance::ROUNDING.relative,
+        Tolerance::ROUNDING.absolute
+    ));
+    text
+}

@@ -1,0 +1,131 @@
+//! The JSON that scripts read: names here are a contract (`schema_version` 1).
+
+use pipewright_ir::memory;
+use pipewright_ir::metrics::{Metrics, RankMetrics};
+use pipewright_ir::plan::Plan;
+use pipewright_ir::schedule::Schedule;
+use pipewright_ir::task::MemoryClass;
+use pipewright_ir::timeline::Timeline;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The answer of `simulate`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Simulation {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// Name of the scenario.
+    pub scenario: String,
+    /// `units` under unit costs, else `s`.
+    pub time_unit: &'static str,
+    /// One entry a schedule.
+    pub runs: Vec<RunRow>,
+}
+
+/// One schedule.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunRow {
+    /// The family, or `custom`.
+    pub schedule: String,
+    /// The family with `v`, or the file of a custom order.
+    pub name: String,
+    /// Pipeline ranks.
+    pub p: u32,
+    /// Microbatches of one pass of the pipeline.
+    pub m: u32,
+    /// Chunks a rank.
+    pub v: u32,
+    /// Passes that accumulate gradients before each optimizer step.
+    pub accumulation_rounds: u32,
+    /// Steps.
+    pub steps: usize,
+    /// First start to last end over all steps [s or units].
+    pub makespan: f64,
+    /// Idle / makespan, over all ranks.
+    pub bubble_fraction: f64,
+    /// Idle / busy, over all ranks.
+    pub bubble_overhead: f64,
+    /// Messages between different ranks in one step.
+    pub messages: usize,
+    /// Their bytes [B]; 0 where sizes are not known.
+    pub message_bytes: u64,
+    /// One entry a rank.
+    pub ranks: Vec<RankRow>,
+}
+
+/// One rank.
+#[derive(Clone, Debug, Serialize)]
+pub struct RankRow {
+    /// The rank.
+    pub rank: usize,
+    /// Compute time [s or units].
+    pub busy: f64,
+    /// Makespan - busy.
+    pub idle: f64,
+    /// First start of a compute task.
+    pub first_start: f64,
+    /// Last end of a compute task.
+    pub last_end: f64,
+    /// Idle between the two.
+    pub span_idle: f64,
+    /// Most activations alive, in microbatches of a rank's whole share.
+    pub peak_activations: f64,
+    /// Most memory alive [B]; 0 where sizes are not known.
+    pub peak_memory_bytes: u64,
+    /// What was alive then, by class [B].
+    pub memory_at_peak: BTreeMap<&'static str, u64>,
+}
+
+impl RunRow {
+    /// The row of a plan's metrics over `steps` steps.
+    pub fn new(plan: &Plan, metrics: &Metrics, steps: usize) -> Self {
+        Self {
+            schedule: plan.family.clone(),
+            name: plan.name.clone(),
+            p: plan.ranks(),
+            m: plan.batch.microbatches,
+            v: plan.chunks,
+            accumulation_rounds: plan.batch.rounds,
+            steps,
+            makespan: metrics.makespan,
+            bubble_fraction: metrics.bubble_fraction,
+            bubble_overhead: metrics.bubble_overhead,
+            messages: metrics.messages,
+            message_bytes: metrics.message_bytes,
+            ranks: metrics.ranks.iter().enumerate().map(|(rank, m)| RankRow::new(rank, m)).collect(),
+        }
+    }
+}
+
+impl RankRow {
+    fn new(rank: usize, metrics: &RankMetrics) -> Self {
+        let peak = &metrics.memory.peak.live;
+        Self {
+            rank,
+            busy: metrics.busy,
+            idle: metrics.idle,
+            first_start: metrics.first_start,
+            last_end: metrics.last_end,
+            span_idle: metrics.span_idle,
+            peak_activations: metrics.peak_activations,
+            peak_memory_bytes: memory::total(peak),
+            memory_at_peak: MemoryClass::ALL.iter().map(|c| (c.name(), peak[c.index()])).collect(),
+        }
+    }
+}
+
+/// Every task with its times, as a file of its own: what `run` leaves behind.
+pub fn timeline_json(schedule: &Schedule, timeline: &Timeline) -> serde_json::Value {
+    let mut tasks = Vec::new();
+    for step in 0..timeline.steps() {
+        for (id, task) in schedule.tasks() {
+            let span = timeline.span(step, id);
+            let memory = timeline.memory(step, id).map(|m| [m.before, m.peak, m.after]);
+            tasks.push(serde_json::json!({
+                "step": step, "task": id.0, "action": task.action.to_string(), "rank": task.rank.0,
+                "lane": task.lane.name(), "start": span.start, "end": span.end, "memory_bytes": memory,
+            }));
+        }
+    }
+    serde_json::json!({ "schema_version": 1, "source": timeline.source.name(), "time_unit": "s", "tasks": tasks })
+}

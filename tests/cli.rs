@@ -1,0 +1,322 @@
+//! The command line from outside: exit codes, JSON names, and what bad input is answered.
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+fn pipewright(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pipewright")).args(args).env("NO_COLOR", "1").output().unwrap()
+}
+
+/// Runs with a scenario on stdin, from the folder of shipped scenarios.
+fn with_scenario(args: &[&str], scenario: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pipewright"))
+        .args(args)
+        .env("NO_COLOR", "1")
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(scenario.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    // Diagnostics wrap to the terminal; compare without line breaks and box characters.
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.split_whitespace().filter(|w| !["│", "×", "╰─▶"].contains(w)).collect::<Vec<_>>().join(" ")
+}
+
+/// A temporary file in a folder of this test run.
+fn temporary(name: &str, content: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let path = folder.join(name);
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+const P4_M8: &str = r#"{ "schema_version": 1, "name": "p4-m8", "costs": { "model": "unit" },
+  "parallel": { "pipeline_model_parallel_size": 4 }, "training": { "num_microbatches": 8 },
+  "schedules": ["gpipe", "1F1B", { "name": "Interleaved1F1B", "virtual_pipeline_model_parallel_size": 2 }] }"#;
+
+#[test]
+fn simulate_answers_with_the_names_that_scripts_rely_on() {
+    let answer = json(&with_scenario(&["simulate", "-", "--json"], P4_M8));
+    assert_eq!(answer["schema_version"], 1);
+    assert_eq!(answer["scenario"], "p4-m8");
+    let run = &answer["runs"][1];
+    assert_eq!(run["schedule"], "1f1b");
+    assert_eq!((run["p"].as_u64(), run["m"].as_u64(), run["v"].as_u64()), (Some(4), Some(8), Some(1)));
+    assert_eq!(run["makespan"], 33.0);
+    assert!((run["bubble_fraction"].as_f64().unwrap() - 9.0 / 33.0).abs() < 1e-12);
+    assert_eq!(run["bubble_overhead"], 0.375);
+    assert_eq!(run["messages"], 48);
+    let rank = &run["ranks"][0];
+    assert_eq!(rank["rank"], 0);
+    for (key, value) in [("busy", 24.0), ("idle", 9.0), ("first_start", 0.0), ("last_end", 33.0), ("span_idle", 9.0)] {
+        assert_eq!(rank[key], value, "{key}");
+    }
+    assert_eq!(rank["peak_activations"], 4.0);
+    assert_eq!(rank["peak_memory_bytes"], 0);
+    for class in ["parameters", "gradients", "optimizer", "activations", "logits", "buffers"] {
+        assert_eq!(rank["memory_at_peak"][class], 0);
+    }
+    assert_eq!(answer["runs"][2]["makespan"], 28.5);
+    assert_eq!(answer["runs"][2]["ranks"][0]["peak_activations"], 5.5);
+}
+
+#[test]
+fn steps_and_barrier() {
+    let three = json(&with_scenario(&["simulate", "-", "--schedule", "1f1b", "--steps", "3", "--json"], P4_M8));
+    assert_eq!(three["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(three["runs"][0]["makespan"], 99.0);
+    assert_eq!(three["runs"][0]["steps"], 3);
+}
+
+#[test]
+fn show_prints_the_order_and_a_family_that_is_not_listed() {
+    let output = with_scenario(&["show", "-", "--schedule", "naive", "--csv"], &P4_M8.replace("8 }", "1 }"));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0F0,0B0\n1F0,1B0\n2F0,2B0\n3F0,3B0\n");
+    let output = with_scenario(&["show", "-", "--schedule", "1f1b", "--csv", "--comms"], P4_M8);
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("0F0,0SEND_F0,0F1,0SEND_F1,"));
+}
+
+#[test]
+fn check_says_yes_with_0_and_no_with_1() {
+    let fine = with_scenario(&["check", "-", "--json"], P4_M8);
+    let answer = json(&fine);
+    assert_eq!((answer["ok"].as_bool(), answer["violations"].as_array().map(Vec::len)), (Some(true), Some(0)));
+
+    let csv = temporary("broken.csv", "0F0,0B0,0F1,0F1\n1F0,1B0,1F1,1B1\n");
+    let scenario = custom(&csv, 2, 2);
+    let output = with_scenario(&["check", "-", "--json"], &scenario);
+    assert_eq!(output.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rules: Vec<&str> = answer["violations"].as_array().unwrap().iter().map(|v| v["rule"].as_str().unwrap()).collect();
+    assert!(rules.iter().filter(|r| **r == "R02 exactly-once").count() >= 2, "a duplicate and a missing one: {rules:?}");
+    let first = &answer["violations"][0];
+    assert!(first["message"].is_string() && first["help"].is_string() && first["tasks"].is_array());
+    // What breaks the law is not simulated.
+    let output = with_scenario(&["simulate", "-"], &scenario);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("pipewright check"), "{}", stderr(&output));
+}
+
+#[test]
+fn check_names_the_semantics_of_a_deadlock() {
+    let csv = temporary("a11.csv", "0SEND_F1,0RECV_B0\n1SEND_B0,1RECV_F1\n");
+    let scenario = custom(&csv, 2, 2);
+    let deadlock = |sends: &str| {
+        let output = with_scenario(&["check", "-", "--sends", sends], &scenario);
+        String::from_utf8_lossy(&output.stdout).contains("deadlock under")
+    };
+    assert!(deadlock("rendezvous") && deadlock("stream-fifo") && !deadlock("eager"));
+}
+
+fn custom(csv: &std::path::Path, p: u32, m: u32) -> String {
+    format!(
+        r#"{{ "schema_version": 1, "name": "custom", "costs": {{ "model": "unit" }},
+           "parallel": {{ "pipeline_model_parallel_size": {p} }}, "training": {{ "num_microbatches": {m} }},
+           "schedules": [{{ "name": "custom", "csv": {:?} }}] }}"#,
+        csv.display().to_string()
+    )
+}
+
+/// (what is wrong, the change to P4_M8, what the answer must say)
+const BAD: &[(&str, &str, &str, &[&str])] = &[
+    ("unknown field", "\"num_microbatches\"", "\"num_microbatch\"", &["num_microbatch", "did you mean `num_microbatches`", "1:"]),
+    ("unknown section", "\"parallel\"", "\"paralel\"", &["paralel", "did you mean `parallel`"]),
+    ("wrong type", "8 }", "\"eight\" }", &["training.num_microbatches", "eight", "u32"]),
+    ("negative count", "8 }", "-8 }", &["training.num_microbatches", "-8"]),
+    ("m = 0", "8 }", "0 }", &["training.num_microbatches is 0", "use 1 or more"]),
+    ("p = 0", "_parallel_size\": 4", "_parallel_size\": 0", &["pipeline_model_parallel_size is 0"]),
+    ("negative cost", "\"unit\" }", "\"unit\", \"forward\": -1 }", &["costs.forward is -1", "at least 0"]),
+    ("NaN", "\"unit\" }", "\"unit\", \"hop\": NaN }", &["not valid JSON", "NaN"]),
+    ("not JSON", "\"training\"", "training", &["not valid JSON"]),
+    ("a key twice", "\"name\": \"p4-m8\"", "\"name\": \"a\", \"name\": \"b\"", &["\"name\" stands twice"]),
+    ("unknown schedule", "\"gpipe\"", "\"gpip\"", &["`gpip` is not a schedule", "gpipe"]),
+    ("chunks where there are none", "\"gpipe\"", "{ \"name\": \"gpipe\", \"virtual_pipeline_model_parallel_size\": 2 }", &["gpipe holds one chunk a rank, not 2"]),
+    ("interleaved, m = 10", "8 }", "10 }", &["10 % 4 = 2", "m = 8 or 12", "microbatch_group_size_per_vp_stage"]),
+    ("interleaved, m = 3", "8 }", "3 }", &["3 % 4 = 3", "m = 4", "global_batch_size"]),
+    ("wrong stage_scale", "\"unit\" }", "\"unit\", \"stage_scale\": [1, 2] }", &["stage_scale has 2 entries", "4 stages"]),
+    ("A4 f", "\"num_microbatches\": 8 }", "\"global_batch_size\": 2048, \"micro_batch_size\": 3, \"num_microbatches\": null }, \"execute\": null", &["not a multiple", "2048 % 3 = 2"]),
+    ("A4 l", "\"num_microbatches\": 8 }", "\"global_batch_size\": 8, \"num_microbatches\": 3 }", &["8 % 3 = 2", "use 2 or 4 microbatches"]),
+    ("unknown version", "\"schema_version\": 1", "\"schema_version\": 2", &["schema_version 2", "use 1"]),
+    ("no schedules", "\"schedules\": [\"gpipe\", \"1F1B\", { \"name\": \"Interleaved1F1B\", \"virtual_pipeline_model_parallel_size\": 2 }]", "\"schedules\": []", &["no schedule is named"]),
+    ("custom without csv", "\"gpipe\"", "\"custom\"", &["needs the path of its order"]),
+    ("csv missing", "\"gpipe\"", "{ \"name\": \"custom\", \"csv\": \"nowhere.csv\" }", &["cannot read nowhere.csv", "relative to the scenario"]),
+    ("too much", "8 }", "4000000000 }", &["are more than"]),
+    ("heads", "\"costs\"", "\"model\": { \"num_layers\": 4, \"hidden_size\": 20, \"num_attention_heads\": 3 }, \"costs\"", &["20 % 3 = 2", "use 2 or 4 heads"]),
+    ("v does not divide layers", "\"costs\"", "\"model\": { \"num_layers\": 12, \"hidden_size\": 16, \"num_attention_heads\": 2 }, \"costs\"", &["12 % 8 = 4", "8 or 16 layers"]),
+    ("layout", "_parallel_size\": 4 }, \"training\"", "_parallel_size\": 4, \"layout\": [1, 2, 2] }, \"model\": { \"num_layers\": 8, \"hidden_size\": 16, \"num_attention_heads\": 2 }, \"training\"", &["3 entries for 4 stages", "sum to 5"]),
+];
+
+#[test]
+fn bad_scenarios_are_answered_with_the_place_the_rule_and_the_way_out() {
+    for (what, from, to, expected) in BAD {
+        let scenario = P4_M8.replacen(from, to, 1);
+        assert_ne!(&scenario, P4_M8, "{what}: the change does nothing");
+        let output = with_scenario(&["simulate", "-"], &scenario);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{what}: {text}");
+        assert!(output.stdout.is_empty(), "{what}: no result on stdout");
+        for part in *expected {
+            assert!(text.contains(part), "{what}: expected `{part}` in: {text}");
+        }
+        assert!(!text.contains("panicked"), "{what}: {text}");
+    }
+}
+
+#[test]
+fn every_bad_cell_of_a_csv_is_reported() {
+    for (name, csv, expected) in [
+        ("cells.csv", "0F0,zero,0B0\n1F0,1B0,1Q1\n", ["line 1, cell 2", "line 2, cell 3"]),
+        ("lines.csv", "0F0,0B0\n", ["has 1 lines", "parallel.pipeline_model_parallel_size"]),
+    ] {
+        let path = temporary(name, csv);
+        let output = with_scenario(&["check", "-"], &custom(&path, 2, 1));
+        assert_eq!(output.status.code(), Some(2));
+        for part in expected {
+            assert!(stderr(&output).contains(part), "{name}: {}", stderr(&output));
+        }
+    }
+    let path = temporary("range.csv", "0F0,0F9,0B0,9F0\n1F0,1B0\n");
+    let output = with_scenario(&["check", "-"], &custom(&path, 2, 1));
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("0F9 is outside the plan") && text.contains("9F0 is outside the plan"), "{text}");
+}
+
+#[test]
+fn one_microbatch_is_accepted_with_a_warning() {
+    let output = with_scenario(&["simulate", "-", "--schedule", "1f1b", "--json"], &P4_M8.replace("8 }", "1 }"));
+    let warning = stderr(&output);
+    assert!(warning.contains("75 % of the time is idle"), "{warning}");
+    assert_eq!(json(&output)["runs"][0]["makespan"], 12.0);
+}
+
+#[test]
+fn usage_errors_have_code_2_and_help_has_0() {
+    for args in [&["simulate"][..], &["simulate", "nowhere.json"], &["fly"], &["simulate", "x.json", "--steps", "0"]] {
+        assert_eq!(pipewright(args).status.code(), Some(2), "{args:?}");
+    }
+    for args in [&["--help"][..], &["--version"], &["simulate", "--help"], &["list"], &["schema"], &["completions", "bash"]] {
+        let output = pipewright(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert!(!output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_picture_needs_a_format() {
+    let output = with_scenario(&["simulate", "-", "--plot", "x.gif"], P4_M8);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains(".svg or .png"), "{}", stderr(&output));
+}
+
+#[test]
+fn model_counts_parameters() {
+    let scenario = P4_M8.replace(
+        "\"costs\"",
+        "\"model\": { \"num_layers\": 12, \"hidden_size\": 768, \"num_attention_heads\": 12, \"vocab_size\": 50257, \
+         \"max_position_embeddings\": 1024 }, \"costs\"",
+    );
+    let answer = json(&with_scenario(&["model", "-", "--schedule", "1f1b", "--json"], &scenario));
+    assert_eq!(answer["parameters"], 124_439_808);
+    assert_eq!(answer["layers"], 12);
+    assert_eq!(answer["stages"][1]["layers"], serde_json::json!([3, 6]));
+}
+
+#[cfg(feature = "exec")]
+mod execution {
+    use super::*;
+
+    /// A job of a second or two.
+    fn tiny(data: &str, schedules: &str) -> String {
+        format!(
+            r#"{{ "schema_version": 1, "name": "tiny",
+               "model": {{ "num_layers": 4, "hidden_size": 16, "num_attention_heads": 2 }},
+               "parallel": {{ "pipeline_model_parallel_size": 2 }},
+               "training": {{ "micro_batch_size": 1, "num_microbatches": 2, "seq_length": 16 }},
+               "schedules": [{schedules}],
+               "execute": {{ "steps": 2, "data": "{data}", "optimizer": {{ "kind": "sgd", "lr": 0.1 }} }} }}"#
+        )
+    }
+
+    const ALL: &str = r#""naive", "gpipe", "1f1b", "eager-1f1b",
+        { "name": "interleaved-1f1b", "virtual_pipeline_model_parallel_size": 2 }"#;
+
+    #[test]
+    fn run_trains_and_verify_proves_it() {
+        let out = env!("CARGO_TARGET_TMPDIR");
+        let scenario = tiny("data/alice.txt", ALL);
+        let answer = json(&with_scenario(&["run", "-", "--schedule", "1f1b", "--steps", "3", "--json", "--out", out], &scenario));
+        assert_eq!(answer["device"], "cpu");
+        assert_eq!(answer["losses"].as_array().map(Vec::len), Some(3));
+        assert_eq!(answer["step_seconds"].as_array().map(Vec::len), Some(3));
+        assert!(answer["tokens_per_second"].as_f64().unwrap() > 0.0);
+        let timeline = std::fs::read_to_string(answer["timeline"].as_str().unwrap()).unwrap();
+        assert!(timeline.contains("\"0OPTIMIZER_STEP\""));
+
+        let answer = json(&with_scenario(&["verify", "-", "--json"], &scenario));
+        assert_eq!((answer["ok"].as_bool(), answer["steps"].as_u64()), (Some(true), Some(2)));
+        assert_eq!(answer["runs"].as_array().map(Vec::len), Some(5));
+        assert!(answer["first_difference"].is_null() && answer["max_gradient_diff"].as_f64().unwrap() < 1e-6);
+    }
+
+    #[test]
+    fn profile_writes_costs_that_simulate_predicts_from() {
+        let costs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("costs.json");
+        let scenario = tiny("data/alice.txt", ALL);
+        let output = with_scenario(&["profile", "-", "-o", &costs.display().to_string()], &scenario);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let table = format!("\"costs\": {{ \"model\": \"table\", \"file\": {:?} }}, \"parallel\"", costs.display().to_string());
+        let predicted = json(&with_scenario(&["simulate", "-", "--json"], &scenario.replace("\"parallel\"", &table)));
+        assert_eq!(predicted["time_unit"], "s");
+        for run in predicted["runs"].as_array().unwrap() {
+            assert!(run["makespan"].as_f64().unwrap() > 0.0);
+            assert!(run["ranks"][0]["peak_memory_bytes"].as_u64().unwrap() > 0);
+            assert!(run["ranks"][0]["memory_at_peak"]["optimizer"].as_u64().unwrap() == 0, "SGD keeps nothing");
+        }
+        // A table for one model says nothing of another.
+        let other = scenario.replace("\"parallel\"", &table).replace("\"hidden_size\": 16", "\"hidden_size\": 32");
+        let output = with_scenario(&["simulate", "-"], &other);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("hidden 16") && stderr(&output).contains("hidden 32"), "{}", stderr(&output));
+    }
+
+    #[test]
+    fn bad_data_is_refused() {
+        let empty = temporary("empty.txt", "");
+        let short = temporary("short.txt", "too short");
+        for (data, expected) in [
+            ("nowhere.txt", "cannot read the text"),
+            (empty.to_str().unwrap(), "is empty"),
+            (short.to_str().unwrap(), "has 9 bytes, but one sequence of seq_length 16 needs 17"),
+        ] {
+            let output = with_scenario(&["run", "-"], &tiny(data, "\"1f1b\""));
+            assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+            assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_executed_is_refused_with_its_knob() {
+        let scenario = tiny("data/alice.txt", "\"1f1b\"").replace("_parallel_size\": 2", "_parallel_size\": 2, \"data_parallel_size\": 2");
+        let output = with_scenario(&["run", "-"], &scenario);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("data parallelism cannot be executed"), "{}", stderr(&output));
+        // No GPU here, or no CUDA in this build: a clear error and exit code 3.
+        let output = with_scenario(&["run", "-", "--device", "cuda"], &tiny("data/alice.txt", "\"1f1b\""));
+        assert_eq!(output.status.code(), Some(3));
+        assert!(stderr(&output).contains("CUDA"), "{}", stderr(&output));
+    }
+}

@@ -1,0 +1,276 @@
+//! The simulator gives the published closed forms, exactly.
+//!
+//! F and B = I + W are times of one chunk action unless a test says that they are a rank's whole share.
+
+#[cfg(test)]
+mod support {
+    pub(crate) mod build;
+    pub(crate) mod data;
+}
+
+use pipewright::ir::plan::{UnitCosts, resolve};
+use pipewright::ir::scenario::{Scenario, ScheduleEntry};
+use pipewright::ir::schedules::find;
+use pipewright::sim::Options;
+use support::build::{Run, chunk_costs, order, params, run};
+use support::data::{key, number, numbers, records};
+
+const CASES: &str = include_str!("oracle_data/cases.txt");
+const FAMILIES: [&str; 4] = ["naive", "gpipe", "1f1b", "eager-1f1b"];
+
+/// One step with F = I = W = 1 of a rank's whole share.
+fn unit(family: &str, [p, m, v]: [u32; 3], hop: f64) -> Run {
+    let costs = UnitCosts { hop, ..UnitCosts::default() };
+    run(&order(family, &params(p, m, v, None)), &costs, &Options::default())
+}
+
+/// Makespan without hops in units of F + B.
+fn slots(family: &str, [p, m, v]: [u32; 3]) -> u32 {
+    match family {
+        "naive" => m * p,
+        "interleaved-1f1b" if m >= p => m * v + p - 1,
+        "interleaved-1f1b" => (v - 1) * p + m + p - 1,
+        _ => m + p - 1,
+    }
+}
+
+/// Most chunks' activations alive on rank `r`.
+fn peak(family: &str, [p, m, v]: [u32; 3], g: u32, r: u32) -> u32 {
+    match family {
+        "naive" => 1,
+        "gpipe" => m,
+        "1f1b" => m.min(p - r),
+        "eager-1f1b" => m.min(2 * (p - r) - 1),
+        _ => (m * v).min((v - 1) * g + 2 * (p - 1 - r) + 1),
+    }
+}
+
+/// Messages of a step; one rank needs none.
+fn messages([p, m, v]: [u32; 3]) -> usize {
+    if p == 1 { 0 } else { 2 * m as usize * (p * v - 1) as usize }
+}
+
+fn assert_closed_forms(family: &str, pmv: [u32; 3], g: Option<u32>, costs: [f64; 3]) {
+    let [p, m, v] = pmv;
+    let what = format!("{family} p={p} m={m} v={v} g={g:?} {costs:?}");
+    let run = run(&order(family, &params(p, m, v, g)), &chunk_costs(costs, 0.0, v), &Options::default());
+    let slot: f64 = costs.iter().sum();
+    let makespan = f64::from(slots(family, pmv)) * slot;
+    assert_eq!(run.timeline.makespan(), makespan, "makespan of {what}");
+    assert_eq!(run.idle(), run.each(|_| makespan - f64::from(m * v) * slot), "idle of {what}");
+    assert_eq!(run.peaks(), run.each(|r| peak(family, pmv, g.unwrap_or(p), r)), "peak of {what}");
+    assert_eq!(run.schedule.messages(), messages(pmv), "messages of {what}");
+    run.assert_metrics_agree(v, &what);
+}
+
+/// The formulas of every family over a grid, for costs of every proportion.
+#[test]
+fn closed_forms_hold_on_a_grid() {
+    let mut cases = 0;
+    for (p, m) in (1..=8).flat_map(|p| (1..=16).map(move |m| (p, m))) {
+        for costs in [[1.0, 1.0, 1.0], [3.0, 1.0, 1.0], [2.0, 5.0, 4.0]] {
+            for family in FAMILIES {
+                assert_closed_forms(family, [p, m, 1], None, costs);
+                cases += 1;
+            }
+            let groups = std::iter::once(None).chain((1..=m).map(Some));
+            for (v, g) in groups.flat_map(|g| (1..=4).map(move |v| (v, g))) {
+                if find("interleaved-1f1b").unwrap().faults(&params(p, m, v, g)).is_empty() {
+                    assert_closed_forms("interleaved-1f1b", [p, m, v], g, costs);
+                    cases += 1;
+                }
+            }
+        }
+    }
+    println!("cases: {cases}");
+    assert!(cases > 5000, "{cases}");
+}
+
+/// Each recorded case: the recorded number, the formula and the simulation are the same.
+#[test]
+fn recorded_cases_equal_formula_and_simulation() {
+    let mut cases = 0;
+    for record in records(CASES) {
+        let (family, pmv, g) = key(&record[0]);
+        let what = record[0].join(" ");
+        let field = |i: usize| f64::from(number(record[0][i]));
+        let costs = [field(5), field(6), field(7)];
+        assert_eq!(f64::from(slots(family, pmv)) * costs.iter().sum::<f64>(), field(8), "formula of {what}");
+        let [p, m, v] = pmv;
+        let run = run(&order(family, &params(p, m, v, g)), &chunk_costs(costs, 0.0, v), &Options::default());
+        assert_eq!(run.timeline.makespan(), field(8), "makespan of {what}");
+        assert_eq!(
+            run.metrics.ranks.iter().map(|r| r.busy).collect::<Vec<_>>(),
+            run.each(|_| field(9)),
+            "busy of {what}"
+        );
+        assert_eq!(run.idle(), run.each(|_| field(10)), "idle of {what}");
+        let (idle, whole) = record[0][11].split_once('/').unwrap_or((record[0][11], "1"));
+        assert_eq!(run.metrics.bubble_fraction, f64::from(number(idle)) / f64::from(number(whole)), "bubble of {what}");
+        assert_eq!(run.schedule.messages(), number(record[0][12]) as usize, "messages of {what}");
+        assert_eq!(run.peaks(), numbers(&record[1]), "peak of {what}");
+        cases += 1;
+    }
+    println!("cases: {cases}");
+    assert_eq!(cases, 413);
+}
+
+/// A1: naive, GPipe and 1F1B on one clock: p = 4, m = 8, F = 1, B = 2.
+#[test]
+fn a1_gpipe_and_1f1b_on_one_clock() {
+    for (family, m, makespan, fraction, overhead, peaks) in [
+        ("naive", 1, 12.0, 0.75, 3.0, [1, 1, 1, 1]),
+        ("gpipe", 8, 33.0, 9.0 / 33.0, 0.375, [8, 8, 8, 8]),
+        ("1f1b", 8, 33.0, 9.0 / 33.0, 0.375, [4, 3, 2, 1]),
+    ] {
+        let run = unit(family, [4, m, 1], 0.0);
+        assert_eq!(run.metrics.makespan, makespan, "{family}");
+        assert_eq!(run.idle(), [9.0; 4], "{family}");
+        assert_eq!((run.metrics.bubble_fraction, run.metrics.bubble_overhead), (fraction, overhead), "{family}");
+        assert_eq!(run.peaks(), peaks, "{family}");
+        run.assert_metrics_agree(1, family);
+    }
+    let run = unit("1f1b", [4, 8, 1], 0.0);
+    let starts = |rank, n| run.spans(rank).into_iter().take(n).map(|s| (s.0, s.1)).collect::<Vec<_>>();
+    let expected = [
+        ("0F0", 0.0),
+        ("0F1", 1.0),
+        ("0F2", 2.0),
+        ("0F3", 3.0),
+        ("0B0", 10.0),
+        ("0F4", 12.0),
+        ("0B1", 13.0),
+        ("0F5", 15.0),
+    ];
+    assert_eq!(starts(0, 8), expected.map(|(action, start)| (action.to_owned(), start)));
+    let expected = [("3F0", 3.0), ("3B0", 4.0), ("3F1", 6.0), ("3B1", 7.0)];
+    assert_eq!(starts(3, 4), expected.map(|(action, start)| (action.to_owned(), start)));
+    assert_eq!(run.ends(), [33.0, 31.0, 29.0, 27.0]);
+}
+
+/// A1 with hops: 1F1B pays the round trip in its steady state, GPipe pays it once; a doubled warm-up buys it back with
+/// memory.
+#[test]
+fn a1_hops_tell_gpipe_and_1f1b_apart() {
+    for (hop, gpipe, one) in [(0.25, 34.5, 37.0), (0.5, 36.0, 41.0), (1.0, 39.0, 49.0)] {
+        assert_eq!(unit("gpipe", [4, 8, 1], hop).metrics.makespan, gpipe, "hop {hop}");
+        assert_eq!(unit("1f1b", [4, 8, 1], hop).metrics.makespan, one, "hop {hop}");
+    }
+    let eager = unit("eager-1f1b", [4, 8, 1], 0.5);
+    assert_eq!((eager.metrics.makespan, eager.peaks()), (36.0, vec![7, 5, 3, 1]));
+}
+
+/// A2: interleaved 1F1B, p = 4, v = 2, m = 8, F = 1 and B = 2 of a rank's whole share.
+#[test]
+fn a2_interleaving_halves_the_bubble_for_memory_and_messages() {
+    let run = unit("interleaved-1f1b", [4, 8, 2], 0.0);
+    assert_eq!((run.metrics.makespan, run.idle()), (28.5, vec![4.5; 4]));
+    assert_eq!(run.metrics.bubble_fraction, 4.5 / 28.5);
+    assert_eq!(run.metrics.bubble_overhead, 0.1875);
+    assert_eq!(run.peaks(), [11, 9, 7, 5]);
+    let shares: Vec<_> = run.metrics.ranks.iter().map(|r| r.peak_activations).collect();
+    assert_eq!(shares, [5.5, 4.5, 3.5, 2.5]);
+    assert_eq!(shares[0] / unit("1f1b", [4, 8, 1], 0.0).metrics.ranks[0].peak_activations, 1.375);
+    // The steady state begins with a forward, so one more than the warm-up stands before the first backward.
+    let forwards = run.each(|r| run.spans(r).iter().take_while(|s| s.0.contains('F')).count());
+    assert_eq!(forwards, [10 + 1, 8 + 1, 6 + 1, 4 + 1]);
+    let first: Vec<String> = run.spans(0).into_iter().take(12).map(|s| s.0).collect();
+    assert_eq!(first, ["0F0", "0F1", "0F2", "0F3", "4F0", "4F1", "4F2", "4F3", "0F4", "0F5", "0F6", "4B0"]);
+    assert_eq!(run.spans(0)[11].1, 7.0, "start of the first backward");
+    assert_eq!(run.schedule.messages(), 2 * 8 * 7);
+    assert_eq!(unit("1f1b", [4, 8, 1], 0.0).schedule.messages(), 2 * 8 * 3);
+}
+
+/// A2, other sizes: two microbatches a rank are enough, and more chunks are not free once hops cost.
+#[test]
+fn a2_more_chunks_are_not_free() {
+    let small = unit("interleaved-1f1b", [2, 4, 2], 0.0);
+    assert_eq!((small.metrics.makespan, small.idle()), (13.5, vec![1.5; 2]));
+    assert_eq!(unit("interleaved-1f1b", [4, 8, 4], 0.0).metrics.makespan, 26.25);
+    for (family, v, makespan) in [("1f1b", 1, 41.0), ("interleaved-1f1b", 2, 35.5), ("interleaved-1f1b", 4, 45.0)] {
+        assert_eq!(unit(family, [4, 8, v], 0.5).metrics.makespan, makespan, "v = {v}");
+    }
+}
+
+/// A3, the column of 1F1B: idle inside each rank's own span, three steps with and without a barrier, peaks.
+#[test]
+fn a3_idle_inside_a_ranks_span() {
+    let run = unit("1f1b", [4, 8, 1], 0.0);
+    assert_eq!(run.metrics.ranks.iter().map(|r| r.span_idle).collect::<Vec<_>>(), [9.0, 6.0, 3.0, 0.0]);
+    assert_eq!((run.metrics.makespan, run.peaks()), (33.0, vec![4, 3, 2, 1]));
+    let order = order("1f1b", &params(4, 8, 1, None));
+    for barrier in [false, true] {
+        let options = Options { steps: 3, barrier, ..Options::default() };
+        let three = support::build::run(&order, &UnitCosts::default(), &options);
+        assert_eq!(three.metrics.makespan, 99.0, "barrier {barrier}");
+        // Without a barrier the last rank begins its second step while the first rank still ends the first.
+        assert_eq!(three.timeline.spans[three.timeline.tasks].start, 33.0, "rank 0's second step");
+        let last_rank =
+            three.schedule.program(pipewright::ir::ids::Rank(3)).find(|(_, t)| t.action.to_string() == "3F0");
+        assert_eq!(three.timeline.span(1, last_rank.unwrap().0).start, 36.0);
+    }
+}
+
+/// GPipe pays each hop once each way: (m + p - 1)(F + B) + 2 (p - 1) c.
+#[test]
+fn gpipe_pays_each_hop_once_each_way() {
+    for (p, m) in (1..=8).flat_map(|p| (1..=16).map(move |m| (p, m))) {
+        for hop in [0.25, 0.5, 1.0, 7.0] {
+            let expected = f64::from((m + p - 1) * 3) + f64::from(2 * (p - 1)) * hop;
+            assert_eq!(unit("gpipe", [p, m, 1], hop).metrics.makespan, expected, "p={p} m={m} hop={hop}");
+        }
+    }
+}
+
+/// Equal bubbles without hops are not equal with them: a hop of one chunk's F, p = 4, m = 16.
+#[test]
+fn equal_bubbles_are_not_equal_under_hops() {
+    for (family, v, idle) in
+        [("gpipe", 1, 15.0), ("1f1b", 1, 37.0), ("eager-1f1b", 1, 15.0), ("interleaved-1f1b", 2, 23.0)]
+    {
+        let costs = chunk_costs([1.0, 1.0, 1.0], 1.0, v);
+        let run = run(&order(family, &params(4, 16, v, None)), &costs, &Options::default());
+        assert_eq!(run.idle(), [idle; 4], "{family}");
+    }
+}
+
+/// The table on the front page: p = 4, m = 8, F = 1, B = 2.
+#[test]
+fn the_table_everyone_draws() {
+    for (family, v, makespan) in [
+        ("naive", 1, 96.0),
+        ("gpipe", 1, 33.0),
+        ("1f1b", 1, 33.0),
+        ("eager-1f1b", 1, 33.0),
+        ("interleaved-1f1b", 2, 28.5),
+    ] {
+        assert_eq!(unit(family, [4, 8, v], 0.0).metrics.makespan, makespan, "{family}");
+    }
+}
+
+/// A4 a and b: interleaving refuses what does not divide, with the numbers and the way out.
+#[test]
+fn a4_interleaving_refuses_uneven_groups() {
+    let family = find("interleaved-1f1b").unwrap();
+    for (p, m, rule, ways) in [(4, 10, "10 % 4 = 2", ["8", "12"]), (6, 3, "3 % 6 = 3", ["6", "global_batch_size"])] {
+        let faults = family.order(&params(p, m, 2, None)).unwrap_err();
+        let text = format!("{}: {} / {}", faults[0].path, faults[0].message, faults[0].help);
+        assert!(text.contains("training.num_microbatches") && text.contains(rule), "{text}");
+        assert!(ways.iter().all(|way| text.contains(way)), "{text}");
+    }
+    // The flexible variant: two groups of five.
+    assert_closed_forms("interleaved-1f1b", [4, 10, 2], Some(5), [1.0, 1.0, 1.0]);
+}
+
+/// A4 m: one microbatch on four ranks is legal, worth a warning, and idle three quarters of the time.
+#[test]
+fn a4_one_microbatch_is_accepted_with_a_warning() {
+    let mut scenario = Scenario { schema_version: 1, ..Scenario::default() };
+    scenario.parallel.pipeline_model_parallel_size = Some(4);
+    scenario.training.num_microbatches = Some(1);
+    scenario.schedules = vec![ScheduleEntry::named("1f1b")];
+    let plans = resolve(&scenario, &|_| Err("no files".to_owned())).unwrap();
+    assert!(plans[0].warnings.iter().any(|w| w.contains("75 %")), "{:?}", plans[0].warnings);
+    let run = run(&plans[0].order, &UnitCosts::default(), &Options::default());
+    assert_eq!((run.metrics.makespan, run.metrics.bubble_fraction), (12.0, 0.75));
+}

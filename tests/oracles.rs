@@ -1,0 +1,165 @@
+//! The orders and the times of other tools are ours, token for token and number for number.
+//!
+//! The data is in `tests/oracle_data/`, its README says where each number comes from.
+
+#[cfg(test)]
+mod support {
+    pub(crate) mod build;
+    pub(crate) mod data;
+}
+
+use pipewright::ir::action::{Action, Op};
+use pipewright::ir::ids::Stage;
+use pipewright::ir::passes::add_send_recv;
+use pipewright::ir::plan::resolve;
+use pipewright::ir::scenario::{Scenario, ScheduleEntry};
+use pipewright::ir::schedules::{ScheduleParams, find};
+use pipewright::sim::Options;
+use std::collections::BTreeMap;
+use support::build::{chunk_costs, order, params, run};
+use support::data::{key, number, numbers, records};
+
+const ORDERS: &str = include_str!("oracle_data/orders.txt");
+const MAKESPANS: &str = include_str!("oracle_data/makespans.txt");
+const REJECTED: &str = include_str!("oracle_data/rejected.txt");
+const LOWERED: &str = include_str!("oracle_data/lowered.txt");
+
+/// F, I, W of one chunk action, by the names of the oracle.
+const COSTS: [(&str, [f64; 3]); 5] = [
+    ("unit", [1.0, 1.0, 1.0]),
+    ("f2", [2.0, 2.0, 1.0]),
+    ("FeqB", [2.0, 1.0, 1.0]),
+    ("uneven", [10.0, 13.0, 7.0]),
+    ("wbig", [10.0, 9.0, 12.0]),
+];
+
+fn csv(ranks: &[Vec<&str>]) -> String {
+    ranks.iter().map(|tokens| tokens.join(",") + "\n").collect()
+}
+
+/// Every order that PyTorch, Megatron-LM, DeepSpeed, JaxPP and sail-sg print for a family that we have is ours.
+#[test]
+fn orders_of_other_tools_are_ours_token_for_token() {
+    let mut equal: BTreeMap<&str, usize> = BTreeMap::new();
+    for record in records(ORDERS) {
+        let (family, [p, m, v], g) = key(&record[0]);
+        let published = csv(&record[1..]);
+        let what = format!("{family} p={p} m={m} v={v} g={g:?} of {}", record[0][5]);
+        assert_eq!(order(family, &params(p, m, v, g)).to_csv(true), published, "{what}");
+        if g == Some(p) && m.is_multiple_of(p) {
+            assert_eq!(order(family, &params(p, m, v, None)).to_csv(true), published, "{what}, strict form");
+        }
+        for source in record[0][5].split(',') {
+            *equal.entry(source).or_default() += 1;
+        }
+    }
+    println!("orders equal: {equal:?}");
+    let expected = [
+        ("DeepSpeed:TrainSchedule", 40),
+        ("JaxPP:Eager1F1B", 16),
+        ("JaxPP:GPipe", 16),
+        ("JaxPP:Interleaved1F1B", 45),
+        ("JaxPP:Std1F1B", 16),
+        ("Megatron-LM:interleaved-1F1B", 86),
+        ("sail-sg:basic1f1b", 28),
+        ("sail-sg:vpp", 26),
+        ("torch:1F1B", 24),
+        ("torch:GPipe", 35),
+        ("torch:Interleaved1F1B", 132),
+    ];
+    assert_eq!(equal, BTreeMap::from(expected), "records of each tool");
+}
+
+/// Makespan, idle, first start, last end, activation peak and messages, for five sets of costs and with latency, are
+/// those of an independent event simulation of the published orders.
+#[test]
+fn simulated_times_equal_an_independent_simulation() {
+    let (mut rows, mut different) = (0, Vec::new());
+    for record in records(MAKESPANS) {
+        let (family, [p, m, v], g) = key(&record[0]);
+        let (_, costs) = COSTS.into_iter().find(|(name, _)| *name == record[0][5]).unwrap();
+        let [hop, makespan, messages] = [6, 7, 8].map(|field| number(record[0][field]));
+        let what = record[0].join(" ");
+        let run = run(&order(family, &params(p, m, v, g)), &chunk_costs(costs, f64::from(hop), v), &Options::default());
+        let exact = |group: usize| numbers(&record[group]).into_iter().map(f64::from).collect::<Vec<_>>();
+        let ours =
+            (run.timeline.makespan(), run.idle(), run.starts(), run.ends(), run.peaks(), run.schedule.messages());
+        let theirs = (f64::from(makespan), exact(1), exact(2), exact(3), numbers(&record[4]), messages as usize);
+        if ours != theirs {
+            different.push(format!("{what}: ours {ours:?}, theirs {theirs:?}"));
+        }
+        run.assert_metrics_agree(v, &what);
+        rows += 1;
+    }
+    println!("rows: {rows}, different: {}", different.len());
+    assert!(different.is_empty(), "{} rows differ:\n{}", different.len(), different.join("\n"));
+    assert_eq!(rows, 279 * 6, "six rows for each order");
+}
+
+/// What PyTorch refuses for a reason of the schedule we refuse too, with the numbers and a way out; what it refuses as
+/// policy (1F1B with fewer microbatches than ranks) we run, with a warning.
+#[test]
+fn combinations_that_pytorch_rejects_are_refused_or_warned_about() {
+    let (mut refused, mut warned) = (0, 0);
+    for record in records(REJECTED) {
+        let [p, m, v] = [1, 2, 3].map(|field| number(record[0][field]));
+        let family = find(record[0][0]).unwrap();
+        let params = ScheduleParams::new(p, m, v);
+        if family.interleaves {
+            let faults = family.order(&params).expect_err("torch rejects it");
+            assert_eq!(faults.len(), 1, "{faults:?}");
+            assert_eq!(faults[0].path, "training.num_microbatches");
+            let rule = format!("{m} % {p} = {}", m % p);
+            assert!(faults[0].message.contains(&rule), "{rule}: {}", faults[0].message);
+            let nearest = format!("{} or {}", m / p * p, (m / p + 1) * p);
+            assert!(faults[0].help.contains(&nearest), "{nearest}: {}", faults[0].help);
+            refused += 1;
+        } else {
+            assert!(m < p, "torch refuses 1F1B only then");
+            let mut scenario = Scenario { schema_version: 1, ..Scenario::default() };
+            scenario.parallel.pipeline_model_parallel_size = Some(p);
+            scenario.training.num_microbatches = Some(m);
+            scenario.schedules = vec![ScheduleEntry::named(family.name)];
+            let plans = resolve(&scenario, &|_| Err("no files".to_owned())).unwrap();
+            let told = plans[0].warnings.iter().any(|w| w.contains(&m.to_string()) && w.contains(&p.to_string()));
+            assert!(told, "{:?}", plans[0].warnings);
+            let makespan =
+                run(&plans[0].order, &chunk_costs([1.0, 1.0, 1.0], 0.0, 1), &Options::default()).timeline.makespan();
+            assert_eq!(makespan, f64::from((m + p - 1) * 3), "p={p} m={m}");
+            warned += 1;
+        }
+    }
+    assert_eq!((refused, warned), (8, 11));
+}
+
+/// The sends and receives that PyTorch adds to interleaved 1F1B stand where ours do. Its programs also hold UNSHARD,
+/// RESHARD and REDUCE_GRAD, which take a turn in the walk over the ranks and so move messages; an optimizer step stands
+/// in for each.
+#[test]
+fn messages_stand_where_pytorch_puts_them() {
+    let mut equal = 0;
+    for record in records(LOWERED) {
+        let [p, m, v, g] = [0, 1, 2, 3].map(|field| number(record[0][field]));
+        let mut program = order("interleaved-1f1b", &params(p, m, v, Some(g)));
+        let bare = program.to_csv(true);
+        program.ranks = record[1..].iter().map(|tokens| tokens.iter().filter_map(|t| turn(t)).collect()).collect();
+        assert_eq!(program.to_csv(false), bare, "p={p} m={m} v={v} g={g}: the same compute actions");
+        let mut ours = add_send_recv(&program);
+        ours.ranks.iter_mut().for_each(|actions| actions.retain(|a| a.op != Op::OptimizerStep));
+        let is_ours = |token: &&str| token.parse::<Action>().is_ok();
+        let theirs: Vec<Vec<&str>> = record[1..].iter().map(|t| t.iter().copied().filter(is_ours).collect()).collect();
+        assert_eq!(ours.to_csv(true), csv(&theirs), "p={p} m={m} v={v} g={g}");
+        equal += 1;
+    }
+    println!("lowerings equal: {equal}");
+    assert_eq!(equal, 36);
+}
+
+/// What takes a turn before messages are added: compute actions, and whatever else is no message.
+fn turn(token: &str) -> Option<Action> {
+    let stage = token.trim_end_matches(|c: char| !c.is_ascii_digit());
+    match token.parse::<Action>() {
+        Ok(action) => action.op.is_compute().then_some(action),
+        Err(_) => stage.parse().ok().map(|stage| Action::whole_stage(Stage(stage), Op::OptimizerStep)),
+    }
+}

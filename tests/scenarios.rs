@@ -1,0 +1,80 @@
+//! Every shipped scenario is run, and says what its comment promises.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn scenarios() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "json"))
+        .collect();
+    files.sort();
+    files
+}
+
+fn pipewright(args: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_pipewright")).args(args).output().unwrap()
+}
+
+fn simulate(name: &str) -> Value {
+    let file = format!("{}/scenarios/{name}", env!("CARGO_MANIFEST_DIR"));
+    let output = pipewright(&["simulate", &file, "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn makespans(name: &str) -> Vec<f64> {
+    simulate(name)["runs"].as_array().unwrap().iter().map(|r| r["makespan"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn every_scenario_is_checked_compared_and_listed() {
+    let index = std::fs::read_to_string(format!("{}/scenarios/README.md", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scenarios");
+    assert!(scenarios().len() >= 5);
+    for file in scenarios() {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        assert!(index.contains(name), "scenarios/README.md does not mention {name}");
+        let file = file.to_str().unwrap();
+        let output = pipewright(&["check", file]);
+        assert_eq!(output.status.code(), Some(0), "{name}: {}", String::from_utf8_lossy(&output.stdout));
+        if cfg!(not(feature = "exec")) && name.contains("quickstart") {
+            continue;
+        }
+        // A scenario that executes does so in full, but for fewer steps.
+        let steps = if name.contains("quickstart") { "2" } else { "1" };
+        let output = pipewright(&["compare", file, "--steps", steps, "--out", out.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    for picture in ["four-schedules/comparison.png", "slow-links/timeline-1f1b.svg", "custom-order/memory-1f1b.png"] {
+        assert!(out.join(picture).metadata().unwrap().len() > 1000, "{picture}");
+    }
+}
+
+#[test]
+fn four_schedules() {
+    assert_eq!(makespans("02-four-schedules.json"), [96.0, 33.0, 33.0, 33.0, 28.5]);
+}
+
+#[test]
+fn with_slow_links_1f1b_loses_to_gpipe_and_more_chunks_are_not_free() {
+    assert_eq!(makespans("03-slow-links.json"), [36.0, 41.0, 36.0, 35.5, 45.0]);
+}
+
+#[test]
+fn an_uneven_stage_makes_every_rank_wait_for_it() {
+    let answer = simulate("04-uneven-stages.json");
+    let one_f_one_b = &answer["runs"][2];
+    // The slow rank is busy 8 x 4.5 = 36; before it come three forwards, after it three backwards.
+    assert_eq!(one_f_one_b["ranks"][3]["busy"], 36.0);
+    assert_eq!(one_f_one_b["makespan"], 36.0 + 3.0 + 6.0);
+}
+
+#[test]
+fn a_hand_written_order_matches_the_schedule_it_imitates() {
+    let [family, custom] = makespans("05-custom-order.json")[..] else { panic!("two schedules") };
+    assert_eq!(family, custom);
+}
