@@ -7,8 +7,7 @@ use std::process::ExitCode;
 /// Counts the memory of each rank, so that a run can report what it really used.
 #[cfg(feature = "exec")]
 #[global_allocator]
-static ALLOCATOR: pipewright::exec::memory::CountingAllocator =
-    pipewright::exec::memory::CountingAllocator;
+static ALLOCATOR: pipewright::exec::memory::CountingAllocator = pipewright::exec::memory::CountingAllocator;
 
 fn main() -> ExitCode {
     // Whatever the user gives us must not panic; if something does, it is our fault and has its own exit code.

@@ -100,8 +100,12 @@ fn check_says_yes_with_0_and_no_with_1() {
     let output = with_scenario(&["check", "-", "--json"], &scenario);
     assert_eq!(output.status.code(), Some(1));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let rules: Vec<&str> = answer["violations"].as_array().unwrap().iter().map(|v| v["rule"].as_str().unwrap()).collect();
-    assert!(rules.iter().filter(|r| **r == "R02 exactly-once").count() >= 2, "a duplicate and a missing one: {rules:?}");
+    let rules: Vec<&str> =
+        answer["violations"].as_array().unwrap().iter().map(|v| v["rule"].as_str().unwrap()).collect();
+    assert!(
+        rules.iter().filter(|r| **r == "R02 exactly-once").count() >= 2,
+        "a duplicate and a missing one: {rules:?}"
+    );
     let first = &answer["violations"][0];
     assert!(first["message"].is_string() && first["help"].is_string() && first["tasks"].is_array());
     // What breaks the law is not simulated.
@@ -132,7 +136,12 @@ fn custom(csv: &std::path::Path, p: u32, m: u32) -> String {
 
 /// (what is wrong, the change to P4_M8, what the answer must say)
 const BAD: &[(&str, &str, &str, &[&str])] = &[
-    ("unknown field", "\"num_microbatches\"", "\"num_microbatch\"", &["num_microbatch", "did you mean `num_microbatches`", "1:"]),
+    (
+        "unknown field",
+        "\"num_microbatches\"",
+        "\"num_microbatch\"",
+        &["num_microbatch", "did you mean `num_microbatches`", "2:68"],
+    ),
     ("unknown section", "\"parallel\"", "\"paralel\"", &["paralel", "did you mean `parallel`"]),
     ("wrong type", "8 }", "\"eight\" }", &["training.num_microbatches", "eight", "u32"]),
     ("negative count", "8 }", "-8 }", &["training.num_microbatches", "-8"]),
@@ -143,20 +152,65 @@ const BAD: &[(&str, &str, &str, &[&str])] = &[
     ("not JSON", "\"training\"", "training", &["not valid JSON"]),
     ("a key twice", "\"name\": \"p4-m8\"", "\"name\": \"a\", \"name\": \"b\"", &["\"name\" stands twice"]),
     ("unknown schedule", "\"gpipe\"", "\"gpip\"", &["`gpip` is not a schedule", "gpipe"]),
-    ("chunks where there are none", "\"gpipe\"", "{ \"name\": \"gpipe\", \"virtual_pipeline_model_parallel_size\": 2 }", &["gpipe holds one chunk a rank, not 2"]),
+    (
+        "chunks where there are none",
+        "\"gpipe\"",
+        "{ \"name\": \"gpipe\", \"virtual_pipeline_model_parallel_size\": 2 }",
+        &["gpipe holds one chunk a rank, not 2"],
+    ),
     ("interleaved, m = 10", "8 }", "10 }", &["10 % 4 = 2", "m = 8 or 12", "microbatch_group_size_per_vp_stage"]),
     ("interleaved, m = 3", "8 }", "3 }", &["3 % 4 = 3", "m = 4", "global_batch_size"]),
-    ("wrong stage_scale", "\"unit\" }", "\"unit\", \"stage_scale\": [1, 2] }", &["stage_scale has 2 entries", "4 stages"]),
-    ("A4 f", "\"num_microbatches\": 8 }", "\"global_batch_size\": 2048, \"micro_batch_size\": 3, \"num_microbatches\": null }, \"execute\": null", &["not a multiple", "2048 % 3 = 2"]),
-    ("A4 l", "\"num_microbatches\": 8 }", "\"global_batch_size\": 8, \"num_microbatches\": 3 }", &["8 % 3 = 2", "use 2 or 4 microbatches"]),
+    (
+        "wrong stage_scale",
+        "\"unit\" }",
+        "\"unit\", \"stage_scale\": [1, 2] }",
+        &["stage_scale has 2 entries", "4 stages"],
+    ),
+    (
+        "A4 f",
+        "\"num_microbatches\": 8 }",
+        "\"global_batch_size\": 2048, \"micro_batch_size\": 3, \"num_microbatches\": null }, \"execute\": null",
+        &["not a multiple", "2048 % 3 = 2"],
+    ),
+    (
+        "A4 l",
+        "\"num_microbatches\": 8 }",
+        "\"global_batch_size\": 8, \"num_microbatches\": 3 }",
+        &["8 % 3 = 2", "use 2 or 4 microbatches"],
+    ),
     ("unknown version", "\"schema_version\": 1", "\"schema_version\": 2", &["schema_version 2", "use 1"]),
-    ("no schedules", "\"schedules\": [\"gpipe\", \"1F1B\", { \"name\": \"Interleaved1F1B\", \"virtual_pipeline_model_parallel_size\": 2 }]", "\"schedules\": []", &["no schedule is named"]),
+    (
+        "no schedules",
+        "\"schedules\": [\"gpipe\", \"1F1B\", { \"name\": \"Interleaved1F1B\", \"virtual_pipeline_model_parallel_size\": 2 }]",
+        "\"schedules\": []",
+        &["no schedule is named"],
+    ),
     ("custom without csv", "\"gpipe\"", "\"custom\"", &["needs the path of its order"]),
-    ("csv missing", "\"gpipe\"", "{ \"name\": \"custom\", \"csv\": \"nowhere.csv\" }", &["cannot read nowhere.csv", "relative to the scenario"]),
+    (
+        "csv missing",
+        "\"gpipe\"",
+        "{ \"name\": \"custom\", \"csv\": \"nowhere.csv\" }",
+        &["cannot read nowhere.csv", "relative to the scenario"],
+    ),
     ("too much", "8 }", "4000000000 }", &["are more than"]),
-    ("heads", "\"costs\"", "\"model\": { \"num_layers\": 4, \"hidden_size\": 20, \"num_attention_heads\": 3 }, \"costs\"", &["20 % 3 = 2", "use 2 or 4 heads"]),
-    ("v does not divide layers", "\"costs\"", "\"model\": { \"num_layers\": 12, \"hidden_size\": 16, \"num_attention_heads\": 2 }, \"costs\"", &["12 % 8 = 4", "8 or 16 layers"]),
-    ("layout", "_parallel_size\": 4 }, \"training\"", "_parallel_size\": 4, \"layout\": [1, 2, 2] }, \"model\": { \"num_layers\": 8, \"hidden_size\": 16, \"num_attention_heads\": 2 }, \"training\"", &["3 entries for 4 stages", "sum to 5"]),
+    (
+        "heads",
+        "\"costs\"",
+        "\"model\": { \"num_layers\": 4, \"hidden_size\": 20, \"num_attention_heads\": 3 }, \"costs\"",
+        &["20 % 3 = 2", "use 2 or 4 heads"],
+    ),
+    (
+        "v does not divide layers",
+        "\"costs\"",
+        "\"model\": { \"num_layers\": 12, \"hidden_size\": 16, \"num_attention_heads\": 2 }, \"costs\"",
+        &["12 % 8 = 4", "8 or 16 layers"],
+    ),
+    (
+        "layout",
+        "_parallel_size\": 4 }, \"training\"",
+        "_parallel_size\": 4, \"layout\": [1, 2, 2] }, \"model\": { \"num_layers\": 8, \"hidden_size\": 16, \"num_attention_heads\": 2 }, \"training\"",
+        &["3 entries for 4 stages", "sum to 5"],
+    ),
 ];
 
 #[test]
@@ -208,7 +262,9 @@ fn usage_errors_have_code_2_and_help_has_0() {
     for args in [&["simulate"][..], &["simulate", "nowhere.json"], &["fly"], &["simulate", "x.json", "--steps", "0"]] {
         assert_eq!(pipewright(args).status.code(), Some(2), "{args:?}");
     }
-    for args in [&["--help"][..], &["--version"], &["simulate", "--help"], &["list"], &["schema"], &["completions", "bash"]] {
+    for args in
+        [&["--help"][..], &["--version"], &["simulate", "--help"], &["list"], &["schema"], &["completions", "bash"]]
+    {
         let output = pipewright(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(!output.stdout.is_empty(), "{args:?}");
@@ -258,7 +314,10 @@ mod execution {
     fn run_trains_and_verify_proves_it() {
         let out = env!("CARGO_TARGET_TMPDIR");
         let scenario = tiny("data/alice.txt", ALL);
-        let answer = json(&with_scenario(&["run", "-", "--schedule", "1f1b", "--steps", "3", "--json", "--out", out], &scenario));
+        let answer = json(&with_scenario(
+            &["run", "-", "--schedule", "1f1b", "--steps", "3", "--json", "--out", out],
+            &scenario,
+        ));
         assert_eq!(answer["device"], "cpu");
         assert_eq!(answer["losses"].as_array().map(Vec::len), Some(3));
         assert_eq!(answer["step_seconds"].as_array().map(Vec::len), Some(3));
@@ -278,7 +337,8 @@ mod execution {
         let scenario = tiny("data/alice.txt", ALL);
         let output = with_scenario(&["profile", "-", "-o", &costs.display().to_string()], &scenario);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        let table = format!("\"costs\": {{ \"model\": \"table\", \"file\": {:?} }}, \"parallel\"", costs.display().to_string());
+        let table =
+            format!("\"costs\": {{ \"model\": \"table\", \"file\": {:?} }}, \"parallel\"", costs.display().to_string());
         let predicted = json(&with_scenario(&["simulate", "-", "--json"], &scenario.replace("\"parallel\"", &table)));
         assert_eq!(predicted["time_unit"], "s");
         for run in predicted["runs"].as_array().unwrap() {
@@ -310,7 +370,8 @@ mod execution {
 
     #[test]
     fn what_cannot_be_executed_is_refused_with_its_knob() {
-        let scenario = tiny("data/alice.txt", "\"1f1b\"").replace("_parallel_size\": 2", "_parallel_size\": 2, \"data_parallel_size\": 2");
+        let scenario = tiny("data/alice.txt", "\"1f1b\"")
+            .replace("_parallel_size\": 2", "_parallel_size\": 2, \"data_parallel_size\": 2");
         let output = with_scenario(&["run", "-"], &scenario);
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains("data parallelism cannot be executed"), "{}", stderr(&output));

@@ -43,15 +43,9 @@ pub enum AutodiffError {
 ///
 /// # Errors
 /// [`AutodiffError::Shape`], [`AutodiffError::NoTape`], [`AutodiffError::Backend`].
-pub fn backward_from<const D: usize>(
-    out: Tensor<D>,
-    grad: Tensor<D>,
-) -> Result<Gradients, AutodiffError> {
+pub fn backward_from<const D: usize>(out: Tensor<D>, grad: Tensor<D>) -> Result<Gradients, AutodiffError> {
     if out.dims() != grad.dims() {
-        return Err(AutodiffError::Shape {
-            output: out.dims().to_vec(),
-            gradient: grad.dims().to_vec(),
-        });
+        return Err(AutodiffError::Shape { output: out.dims().to_vec(), gradient: grad.dims().to_vec() });
     }
     if !out.is_autodiff() {
         return Err(AutodiffError::NoTape);
@@ -82,10 +76,7 @@ where
         return Ok(forward(input).0);
     }
     #[cfg(feature = "cuda")]
-    if matches!(
-        input.device().without_autodiff().as_dispatch(),
-        burn::backend::DispatchDevice::Cube(_)
-    ) {
+    if matches!(input.device().without_autodiff().as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
         return unary_on::<burn::backend::Cube, I, O, F>(input, forward);
     }
     unary_on::<burn::backend::Flex, I, O, F>(input, forward)
@@ -107,17 +98,13 @@ where
         return Ok(forward(input, vectors).0);
     }
     #[cfg(feature = "cuda")]
-    if matches!(
-        input.device().without_autodiff().as_dispatch(),
-        burn::backend::DispatchDevice::Cube(_)
-    ) {
+    if matches!(input.device().without_autodiff().as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
         return ternary_on::<burn::backend::Cube, I, O, F>(input, vectors, forward);
     }
     ternary_on::<burn::backend::Flex, I, O, F>(input, vectors, forward)
 }
 
-type Closure<B, const N: usize> =
-    dyn Fn(FloatTensor<B>) -> [Option<FloatTensor<B>>; N] + Send + Sync;
+type Closure<B, const N: usize> = dyn Fn(FloatTensor<B>) -> [Option<FloatTensor<B>>; N] + Send + Sync;
 
 /// The backward of a custom operation of `N` inputs, as burn's tape wants to hold it.
 struct Hook<B: Backend, const N: usize>(Arc<Closure<B, N>>);
@@ -157,22 +144,15 @@ fn unary_on<B, const I: usize, const O: usize, F>(
 ) -> Result<Tensor<O>, AutodiffError>
 where
     B: Backend,
-    DispatchTensor:
-        DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B, NoCheckpointing>>,
+    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B, NoCheckpointing>>,
     F: Fn(Tensor<O>) -> Tensor<I> + Send + Sync + 'static,
 {
     let (input, node) = into_autodiff::<B, I>(input)?.into_parts();
     let (out, backward) = forward(Tensor::from_primitive::<B>(input));
-    let hook: Arc<Closure<B, 1>> = Arc::new(move |g| {
-        [backward(Tensor::from_primitive::<B>(g))
-            .try_into_primitive::<B>()
-            .ok()]
-    });
+    let hook: Arc<Closure<B, 1>> =
+        Arc::new(move |g| [backward(Tensor::from_primitive::<B>(g)).try_into_primitive::<B>().ok()]);
     let out = into_plain::<B, O>(out)?;
-    let out = match <Custom as Backward<B, 1>>::prepare::<NoCheckpointing>(Custom, [node])
-        .compute_bound()
-        .stateful()
-    {
+    let out = match <Custom as Backward<B, 1>>::prepare::<NoCheckpointing>(Custom, [node]).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish(Hook(hook), out),
         OpsKind::UnTracked(prepared) => prepared.finish(out),
     };
@@ -186,33 +166,22 @@ fn ternary_on<B, const I: usize, const O: usize, F>(
 ) -> Result<Tensor<O>, AutodiffError>
 where
     B: Backend,
-    DispatchTensor:
-        DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B, NoCheckpointing>>,
+    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B, NoCheckpointing>>,
     F: Fn(Tensor<O>) -> (Tensor<I>, [Tensor<1>; 2]) + Send + Sync + 'static,
 {
     let [v, w] = vectors;
     let (input, node) = into_autodiff::<B, I>(input)?.into_parts();
     let (v, v_node) = into_autodiff::<B, 1>(v)?.into_parts();
     let (w, w_node) = into_autodiff::<B, 1>(w)?.into_parts();
-    let plain = [
-        Tensor::from_primitive::<B>(v),
-        Tensor::from_primitive::<B>(w),
-    ];
+    let plain = [Tensor::from_primitive::<B>(v), Tensor::from_primitive::<B>(w)];
     let (out, backward) = forward(Tensor::from_primitive::<B>(input), plain);
     let hook: Arc<Closure<B, 3>> = Arc::new(move |g| {
         let (input, [v, w]) = backward(Tensor::from_primitive::<B>(g));
-        [
-            input.try_into_primitive::<B>().ok(),
-            v.try_into_primitive::<B>().ok(),
-            w.try_into_primitive::<B>().ok(),
-        ]
+        [input.try_into_primitive::<B>().ok(), v.try_into_primitive::<B>().ok(), w.try_into_primitive::<B>().ok()]
     });
     let out = into_plain::<B, O>(out)?;
     let nodes = [node, v_node, w_node];
-    let out = match <Custom as Backward<B, 3>>::prepare::<NoCheckpointing>(Custom, nodes)
-        .compute_bound()
-        .stateful()
-    {
+    let out = match <Custom as Backward<B, 3>>::prepare::<NoCheckpointing>(Custom, nodes).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish(Hook(hook), out),
         OpsKind::UnTracked(prepared) => prepared.finish(out),
     };
@@ -227,16 +196,10 @@ where
     DispatchTensor: DispatchKindConversion<Autodiff<B, NoCheckpointing>>,
 {
     // A plain tensor among tracked ones becomes a constant of the tape.
-    let tensor = if tensor.is_autodiff() {
-        tensor
-    } else {
-        tensor.autodiff()
-    };
+    let tensor = if tensor.is_autodiff() { tensor } else { tensor.autodiff() };
     tensor
         .try_into_primitive::<Autodiff<B, NoCheckpointing>>()
-        .map_err(|e| AutodiffError::Backend {
-            reason: format!("{e:?}"),
-        })
+        .map_err(|e| AutodiffError::Backend { reason: format!("{e:?}") })
 }
 
 fn into_plain<B, const D: usize>(tensor: Tensor<D>) -> Result<FloatTensor<B>, AutodiffError>
@@ -244,11 +207,7 @@ where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    tensor
-        .try_into_primitive::<B>()
-        .map_err(|e| AutodiffError::Backend {
-            reason: format!("{e:?}"),
-        })
+    tensor.try_into_primitive::<B>().map_err(|e| AutodiffError::Backend { reason: format!("{e:?}") })
 }
 
 #[cfg(test)]
@@ -263,22 +222,13 @@ mod tests {
     #[test]
     fn an_output_gradient_is_weighed_into_the_inputs() {
         let device = Device::flex();
-        let x = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &device)
-            .autodiff()
-            .require_grad();
-        let w = Tensor::<2>::from_floats([[0.5, -1.0], [2.0, 1.0]], &device)
-            .autodiff()
-            .require_grad();
+        let x = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &device).autodiff().require_grad();
+        let w = Tensor::<2>::from_floats([[0.5, -1.0], [2.0, 1.0]], &device).autodiff().require_grad();
         let g = Tensor::<2>::from_floats([[1.0, 0.0], [0.5, -2.0]], &device);
         let ours = backward_from(x.clone().matmul(w.clone()), g.clone()).unwrap();
-        let theirs = (x.clone().matmul(w.clone()) * g.autodiff())
-            .sum()
-            .backward();
+        let theirs = (x.clone().matmul(w.clone()) * g.autodiff()).sum().backward();
         for leaf in [&x, &w] {
-            assert_eq!(
-                values(leaf.grad(&ours).unwrap()),
-                values(leaf.grad(&theirs).unwrap())
-            );
+            assert_eq!(values(leaf.grad(&ours).unwrap()), values(leaf.grad(&theirs).unwrap()));
         }
     }
 
@@ -287,27 +237,14 @@ mod tests {
         let device = Device::flex();
         let x = Tensor::<2>::ones([2, 3], &device).autodiff().require_grad();
         let error = backward_from(x.clone() * 2.0, Tensor::ones([3, 2], &device)).err();
-        assert_eq!(
-            error,
-            Some(AutodiffError::Shape {
-                output: vec![2, 3],
-                gradient: vec![3, 2]
-            })
-        );
-        assert_eq!(
-            backward_from(x.inner(), Tensor::ones([2, 3], &device)).err(),
-            Some(AutodiffError::NoTape)
-        );
+        assert_eq!(error, Some(AutodiffError::Shape { output: vec![2, 3], gradient: vec![3, 2] }));
+        assert_eq!(backward_from(x.inner(), Tensor::ones([2, 3], &device)).err(), Some(AutodiffError::NoTape));
     }
 
     #[test]
     fn custom_operations_use_their_own_backward() {
         let device = Device::flex();
-        let square = |x: Tensor<1>| {
-            custom_op(x, |x: Tensor<1>| {
-                (x.clone() * x.clone(), move |g| g * x.clone() * 10.0)
-            })
-        };
+        let square = |x: Tensor<1>| custom_op(x, |x: Tensor<1>| (x.clone() * x.clone(), move |g| g * x.clone() * 10.0));
         let plain = Tensor::<1>::from_floats([1.0, 2.0, 3.0], &device);
         assert_eq!(values(square(plain.clone()).unwrap()), [1.0, 4.0, 9.0]);
         let x = plain.autodiff().require_grad();
@@ -320,15 +257,10 @@ mod tests {
     fn vectors_get_their_gradients_and_constants_get_none() {
         let device = Device::flex();
         let v = |x: f32| Tensor::<1>::full([2], x, &device);
-        let (x, scale) = (
-            v(3.0).autodiff().require_grad(),
-            v(2.0).autodiff().require_grad(),
-        );
+        let (x, scale) = (v(3.0).autodiff().require_grad(), v(2.0).autodiff().require_grad());
         let y = custom_op_with_vectors(x.clone(), [scale.clone(), v(1.0)], |x, [a, b]| {
             let out = x.clone() * a.clone() + b;
-            (out, move |g: Tensor<1>| {
-                (g.clone() * a.clone(), [g.clone() * x.clone(), g])
-            })
+            (out, move |g: Tensor<1>| (g.clone() * a.clone(), [g.clone() * x.clone(), g]))
         });
         let y = y.unwrap();
         assert_eq!(values(y.clone().inner()), [7.0, 7.0]);

@@ -37,11 +37,7 @@ pub(crate) fn gelu_backward<const D: usize>(x: &Tensor<D>, grad: &Tensor<D>) -> 
 pub(crate) fn causal_softmax<const D: usize>(scores: &Tensor<D>, scale: f32) -> Option<Tensor<D>> {
     let s = scores.dims()[D - 1];
     on_cpu([scores], |[scores], out| {
-        for (r, (out, x)) in out
-            .chunks_exact_mut(s)
-            .zip(scores.chunks_exact(s))
-            .enumerate()
-        {
+        for (r, (out, x)) in out.chunks_exact_mut(s).zip(scores.chunks_exact(s)).enumerate() {
             let seen = r % s + 1;
             softmax_row(&x[..seen], &mut out[..seen], scale);
         }
@@ -54,9 +50,7 @@ fn on_cpu<const N: usize, const D: usize>(
     kernel: impl FnOnce([&[f32]; N], &mut [f32]),
 ) -> Option<Tensor<D>> {
     let fits = |x: &Tensor<D>| {
-        !x.is_autodiff()
-            && x.dtype() == DType::F32
-            && matches!(x.device().as_dispatch(), DispatchDevice::Flex(_))
+        !x.is_autodiff() && x.dtype() == DType::F32 && matches!(x.device().as_dispatch(), DispatchDevice::Flex(_))
     };
     let dims = inputs[0].dims();
     let len: usize = dims.iter().product();
@@ -75,10 +69,7 @@ fn on_cpu<const N: usize, const D: usize>(
         *slice = buffer.storage::<f32>().get(start..start + len)?;
     }
     Arch::new().dispatch(|| kernel(slices, &mut out));
-    Some(Tensor::from_data(
-        TensorData::new(out, dims),
-        &inputs[0].device(),
-    ))
+    Some(Tensor::from_data(TensorData::new(out, dims), &inputs[0].device()))
 }
 
 #[inline(always)]
@@ -90,10 +81,7 @@ fn softmax_row(x: &[f32], out: &mut [f32], scale: f32) {
             *top = if *x > *top { *x } else { *top };
         }
     }
-    let top = tops
-        .iter()
-        .chain(rest)
-        .fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+    let top = tops.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
     for (out, x) in out.iter_mut().zip(x) {
         *out = exp_negative((x - top) * scale);
     }
@@ -119,9 +107,7 @@ fn gauss(x: f32) -> (f32, f32) {
     let e = exp_negative(-0.5 * x * x);
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
     let t = (1.0 + 0.327_591_1 * z).recip();
-    let poly = t
-        * (0.254_829_6
-            + t * (-0.284_496_74 + t * (1.421_413_7 + t * (-1.453_152 + t * 1.061_405_4))));
+    let poly = t * (0.254_829_6 + t * (-0.284_496_74 + t * (1.421_413_7 + t * (-1.453_152 + t * 1.061_405_4))));
     let tail = 0.5 * poly * e;
     (if x < 0.0 { tail } else { 1.0 - tail }, INV_SQRT_2PI * e)
 }
@@ -136,10 +122,8 @@ fn exp_negative(x: f32) -> f32 {
     let n = shifted - ROUND;
     // ln 2 in two parts: the first product is exact.
     let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
-    let p = 1.0
-        + r * (1.0
-            + r * (0.5
-                + r * (0.166_666_67 + r * (0.041_666_67 + r * (0.008_333_334 + r * 0.001_388_9)))));
+    let p =
+        1.0 + r * (1.0 + r * (0.5 + r * (0.166_666_67 + r * (0.041_666_67 + r * (0.008_333_334 + r * 0.001_388_9)))));
     p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
 }
 
@@ -154,10 +138,7 @@ mod tests {
 
     fn worst(a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len());
-        a.iter()
-            .zip(b)
-            .map(|(a, b)| (a - b).abs() / b.abs().max(1.0))
-            .fold(0.0, f32::max)
+        a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs().max(1.0)).fold(0.0, f32::max)
     }
 
     #[test]
@@ -191,10 +172,7 @@ mod tests {
         let x = Tensor::<2>::random([6, 9], Distribution::Normal(0.0, 1.0), &Device::flex());
         let view = x.clone().slice([1..4, 2..9]).transpose();
         let all = values(gelu(&x).unwrap());
-        let want: Vec<f32> = (2..9)
-            .flat_map(|c| (1..4).map(move |r| (r, c)))
-            .map(|(r, c)| all[r * 9 + c])
-            .collect();
+        let want: Vec<f32> = (2..9).flat_map(|c| (1..4).map(move |r| (r, c))).map(|(r, c)| all[r * 9 + c]).collect();
         assert_eq!(values(gelu(&view).unwrap()), want);
     }
 
@@ -207,11 +185,7 @@ mod tests {
         let want = values(activation::softmax(x.clone() * 0.3 + mask, 2));
         let got = values(causal_softmax(&x, 0.3).unwrap());
         assert!(worst(&got, &want) < 1e-6);
-        assert!(
-            got.iter()
-                .enumerate()
-                .all(|(i, p)| i % s <= i / s % s || *p == 0.0)
-        );
+        assert!(got.iter().enumerate().all(|(i, p)| i % s <= i / s % s || *p == 0.0));
     }
 
     #[test]

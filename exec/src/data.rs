@@ -61,10 +61,7 @@ impl TextData {
     /// # Errors
     /// [`DataError::Unreadable`] with the system's reason; otherwise as [`TextData::from_bytes`].
     pub fn read(path: &Path, seq_length: usize, seed: u64) -> Result<Self, DataError> {
-        let bytes = std::fs::read(path).map_err(|reason| DataError::Unreadable {
-            path: path.to_owned(),
-            reason,
-        })?;
+        let bytes = std::fs::read(path).map_err(|reason| DataError::Unreadable { path: path.to_owned(), reason })?;
         Self::from_bytes(bytes, path, seq_length, seed)
     }
 
@@ -72,34 +69,18 @@ impl TextData {
     ///
     /// # Errors
     /// [`DataError::Empty`], [`DataError::TooShort`], [`DataError::NoTokens`].
-    pub fn from_bytes(
-        bytes: Vec<u8>,
-        path: &Path,
-        seq_length: usize,
-        seed: u64,
-    ) -> Result<Self, DataError> {
+    pub fn from_bytes(bytes: Vec<u8>, path: &Path, seq_length: usize, seed: u64) -> Result<Self, DataError> {
         let needed = seq_length.saturating_add(1);
         if bytes.is_empty() {
-            return Err(DataError::Empty {
-                path: path.to_owned(),
-            });
+            return Err(DataError::Empty { path: path.to_owned() });
         }
         if seq_length == 0 {
             return Err(DataError::NoTokens);
         }
         if bytes.len() < needed {
-            return Err(DataError::TooShort {
-                path: path.to_owned(),
-                bytes: bytes.len(),
-                seq_length,
-                needed,
-            });
+            return Err(DataError::TooShort { path: path.to_owned(), bytes: bytes.len(), seq_length, needed });
         }
-        Ok(Self {
-            bytes,
-            seq_length,
-            seed,
-        })
+        Ok(Self { bytes, seq_length, seed })
     }
 
     /// Size of the text [B].
@@ -119,12 +100,7 @@ impl TextData {
 
     /// Tokens and targets, both `[B S]` row major, of a microbatch: sequences `microbatch * B .. (microbatch + 1) * B`
     /// of the step's global batch, where `microbatch` counts over all replicas and `B` is `micro_batch_size`.
-    pub fn batch(
-        &self,
-        step: u64,
-        microbatch: u64,
-        micro_batch_size: usize,
-    ) -> (Vec<i32>, Vec<i32>) {
+    pub fn batch(&self, step: u64, microbatch: u64, micro_batch_size: usize) -> (Vec<i32>, Vec<i32>) {
         let mut tokens = Vec::with_capacity(micro_batch_size * self.seq_length);
         let mut targets = Vec::with_capacity(tokens.capacity());
         for i in 0..micro_batch_size as u64 {
@@ -145,10 +121,7 @@ impl TextData {
     ) -> (Tensor<2, Int>, Tensor<2, Int>) {
         let (tokens, targets) = self.batch(step, microbatch, micro_batch_size);
         let shape = [micro_batch_size, self.seq_length];
-        (
-            int_tensor(tokens, shape, device),
-            int_tensor(targets, shape, device),
-        )
+        (int_tensor(tokens, shape, device), int_tensor(targets, shape, device))
     }
 
     /// The `S + 1` bytes of sequence `index` of the step's global batch.
@@ -179,17 +152,9 @@ mod tests {
         let text = text(16);
         let whole = text.batch(5, 0, 12);
         for size in [1usize, 2, 3, 4, 6] {
-            let parts: Vec<_> = (0..12 / size as u64)
-                .map(|i| text.batch(5, i, size))
-                .collect();
-            assert_eq!(
-                parts.iter().flat_map(|p| p.0.clone()).collect::<Vec<_>>(),
-                whole.0
-            );
-            assert_eq!(
-                parts.iter().flat_map(|p| p.1.clone()).collect::<Vec<_>>(),
-                whole.1
-            );
+            let parts: Vec<_> = (0..12 / size as u64).map(|i| text.batch(5, i, size)).collect();
+            assert_eq!(parts.iter().flat_map(|p| p.0.clone()).collect::<Vec<_>>(), whole.0);
+            assert_eq!(parts.iter().flat_map(|p| p.1.clone()).collect::<Vec<_>>(), whole.1);
         }
         assert_ne!(text.batch(6, 0, 12), whole);
     }
@@ -198,12 +163,7 @@ mod tests {
     fn the_target_is_the_next_byte() {
         let (tokens, targets) = text(16).batch(0, 0, 4);
         assert_eq!((tokens.len(), targets.len()), (64, 64));
-        assert!(
-            tokens
-                .iter()
-                .zip(&targets)
-                .all(|(a, b)| (a + 1) % 256 == *b)
-        );
+        assert!(tokens.iter().zip(&targets).all(|(a, b)| (a + 1) % 256 == *b));
     }
 
     #[test]
@@ -216,23 +176,12 @@ mod tests {
 
     #[test]
     fn bad_texts_are_named_with_their_numbers() {
-        let error = |bytes: &[u8], s| {
-            TextData::from_bytes(bytes.to_vec(), Path::new("t.txt"), s, 0)
-                .unwrap_err()
-                .to_string()
-        };
+        let error =
+            |bytes: &[u8], s| TextData::from_bytes(bytes.to_vec(), Path::new("t.txt"), s, 0).unwrap_err().to_string();
         assert_eq!(error(b"", 4), "the text t.txt is empty");
-        assert!(
-            error(b"abcd", 4)
-                .contains("t.txt has 4 bytes, but one sequence of seq_length 4 needs 5")
-        );
+        assert!(error(b"abcd", 4).contains("t.txt has 4 bytes, but one sequence of seq_length 4 needs 5"));
         assert!(error(b"abcd", 0).contains("seq_length is 0"));
-        let missing = TextData::read(Path::new("/no/such/text"), 4, 0)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            missing.contains("/no/such/text") && missing.contains("No such file"),
-            "{missing}"
-        );
+        let missing = TextData::read(Path::new("/no/such/text"), 4, 0).unwrap_err().to_string();
+        assert!(missing.contains("/no/such/text") && missing.contains("No such file"), "{missing}");
     }
 }

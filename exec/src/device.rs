@@ -34,9 +34,7 @@ pub enum DeviceError {
     #[error("no CUDA device was found: is there an NVIDIA GPU, and is its driver installed?")]
     NoCudaDevice,
     /// Fewer devices than ranks.
-    #[error(
-        "{ranks} ranks need {ranks} CUDA devices, but there are {devices}; --share-devices lets ranks share them"
-    )]
+    #[error("{ranks} ranks need {ranks} CUDA devices, but there are {devices}; --share-devices lets ranks share them")]
     TooFew {
         /// Ranks of the run.
         ranks: usize,
@@ -58,11 +56,7 @@ pub fn open(kind: DeviceKind, ranks: usize, share: bool) -> Result<Vec<Device>, 
 
 /// What the ranks run on, in a few words.
 pub fn describe(kind: DeviceKind, devices: &[Device]) -> String {
-    let distinct = devices
-        .iter()
-        .enumerate()
-        .filter(|(i, d)| !devices[..*i].contains(d))
-        .count();
+    let distinct = devices.iter().enumerate().filter(|(i, d)| !devices[..*i].contains(d)).count();
     match kind {
         DeviceKind::Cpu => format!("CPU (burn Flex), {} ranks, one thread each", devices.len()),
         DeviceKind::Cuda => format!("{distinct} CUDA devices for {} ranks", devices.len()),
@@ -75,23 +69,15 @@ fn assign<T: Clone>(found: &[T], ranks: usize, share: bool) -> Result<Vec<T>, De
         return Err(DeviceError::NoCudaDevice);
     }
     if found.len() < ranks && !share {
-        return Err(DeviceError::TooFew {
-            ranks,
-            devices: found.len(),
-        });
+        return Err(DeviceError::TooFew { ranks, devices: found.len() });
     }
     Ok(found.iter().cycle().take(ranks).cloned().collect())
 }
 
 #[cfg(feature = "cuda")]
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "without the feature there is an error"
-)]
+#[expect(clippy::unnecessary_wraps, reason = "without the feature there is an error")]
 fn cuda_devices() -> Result<Vec<Device>, DeviceError> {
-    Ok(Device::enumerate(burn::tensor::DeviceType::Cuda)
-        .into_iter()
-        .collect())
+    Ok(Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect())
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -108,10 +94,7 @@ mod tests {
         let devices = open(DeviceKind::Cpu, 3, false).unwrap();
         assert_eq!(devices.len(), 3);
         assert!(devices.iter().all(|d| !d.is_autodiff()));
-        assert_eq!(
-            describe(DeviceKind::Cpu, &devices),
-            "CPU (burn Flex), 3 ranks, one thread each"
-        );
+        assert_eq!(describe(DeviceKind::Cpu, &devices), "CPU (burn Flex), 3 ranks, one thread each");
     }
 
     #[test]
@@ -120,20 +103,13 @@ mod tests {
         assert_eq!(assign(&['a', 'b'], 3, true), Ok(vec!['a', 'b', 'a']));
         assert_eq!(assign::<char>(&[], 1, true), Err(DeviceError::NoCudaDevice));
         let error = assign(&['a', 'b'], 3, false).unwrap_err().to_string();
-        assert!(
-            error.contains("3 ranks")
-                && error.contains("there are 2")
-                && error.contains("--share-devices")
-        );
+        assert!(error.contains("3 ranks") && error.contains("there are 2") && error.contains("--share-devices"));
     }
 
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_build_without_cuda_says_so() {
         let error = open(DeviceKind::Cuda, 1, false).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "this build has no CUDA support; build with --features cuda"
-        );
+        assert_eq!(error.to_string(), "this build has no CUDA support; build with --features cuda");
     }
 }

@@ -74,29 +74,12 @@ impl Maker<'_> {
         self.shape.hidden_size as usize
     }
 
-    fn matrix(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        std: f32,
-    ) -> Result<Param<Tensor<2>>, GptError> {
-        Ok(parameter(
-            self.seed,
-            name,
-            shape,
-            Fill::Normal(std),
-            self.device,
-        )?)
+    fn matrix(&self, name: &str, shape: [usize; 2], std: f32) -> Result<Param<Tensor<2>>, GptError> {
+        Ok(parameter(self.seed, name, shape, Fill::Normal(std), self.device)?)
     }
 
     fn vector(&self, name: &str, len: usize, value: f32) -> Result<Param<Tensor<1>>, GptError> {
-        Ok(parameter(
-            self.seed,
-            name,
-            [len],
-            Fill::Constant(value),
-            self.device,
-        )?)
+        Ok(parameter(self.seed, name, [len], Fill::Constant(value), self.device)?)
     }
 
     fn norm(&self, name: &str) -> Result<Norm, GptError> {
@@ -137,49 +120,23 @@ impl GptStage {
     ///
     /// # Errors
     /// Those of [`check_shape`]; [`GptError::Layers`] for layers the model does not have.
-    pub fn new(
-        shape: &ModelShape,
-        part: StagePart,
-        seed: u64,
-        device: &Device,
-    ) -> Result<Self, GptError> {
+    pub fn new(shape: &ModelShape, part: StagePart, seed: u64, device: &Device) -> Result<Self, GptError> {
         check_shape(shape)?;
         check::check_part(shape, part)?;
-        let make = Maker {
-            shape,
-            seed,
-            device,
-        };
+        let make = Maker { shape, seed, device };
         let (h, v) = (make.hidden(), shape.vocab_size as usize);
         let tied = !shape.untie_embeddings_and_output_weights;
-        let head_name = if tied {
-            TOKEN_EMBEDDING
-        } else {
-            "lm_head.weight"
-        };
-        let wte = part
-            .embedding
-            .then(|| make.matrix(TOKEN_EMBEDDING, [v, h], STD))
-            .transpose()?;
+        let head_name = if tied { TOKEN_EMBEDDING } else { "lm_head.weight" };
+        let wte = part.embedding.then(|| make.matrix(TOKEN_EMBEDDING, [v, h], STD)).transpose()?;
         let positions = [shape.max_position_embeddings as usize, h];
-        let wpe = part
-            .embedding
-            .then(|| make.matrix("transformer.wpe.weight", positions, STD))
-            .transpose()?;
+        let wpe = part.embedding.then(|| make.matrix("transformer.wpe.weight", positions, STD)).transpose()?;
         let own_head = part.head && !(tied && part.embedding);
         Ok(Self {
             wte,
             wpe,
-            layers: (part.layers.start..part.layers.end)
-                .map(|i| make.layer(i))
-                .collect::<Result<_, _>>()?,
-            final_norm: part
-                .head
-                .then(|| make.norm("transformer.ln_f"))
-                .transpose()?,
-            head: own_head
-                .then(|| make.matrix(head_name, [v, h], STD))
-                .transpose()?,
+            layers: (part.layers.start..part.layers.end).map(|i| make.layer(i)).collect::<Result<_, _>>()?,
+            final_norm: part.head.then(|| make.norm("transformer.ln_f")).transpose()?,
+            head: own_head.then(|| make.matrix(head_name, [v, h], STD)).transpose()?,
             heads: shape.num_attention_heads as usize,
             first_layer: part.layers.start as usize,
             tied,
@@ -191,11 +148,7 @@ impl GptStage {
         let norm = self.final_norm.as_ref()?;
         let head = self.head.as_ref().or(self.wte.as_ref())?;
         let [b, s, h] = hidden.dims();
-        Some(
-            norm.forward(hidden)
-                .reshape([b * s, h])
-                .matmul(head.val().transpose()),
-        )
+        Some(norm.forward(hidden).reshape([b * s, h]).matmul(head.val().transpose()))
     }
 }
 
@@ -213,11 +166,7 @@ impl Linear {
 
 impl Layer {
     fn forward(&self, x: Tensor<3>, mask: &Tensor<2>, heads: usize) -> Tensor<3> {
-        let attended = attention(
-            self.c_attn.forward(self.ln_1.forward(x.clone())),
-            mask,
-            heads,
-        );
+        let attended = attention(self.c_attn.forward(self.ln_1.forward(x.clone())), mask, heads);
         let x = x + self.attn_c_proj.forward(attended);
         let inner = gelu(self.c_fc.forward(self.ln_2.forward(x.clone())));
         x + self.mlp_c_proj.forward(inner)
@@ -233,10 +182,7 @@ impl Layer {
             ("mlp.c_fc", self.c_fc.ids()),
             ("mlp.c_proj", self.mlp_c_proj.ids()),
         ];
-        modules
-            .into_iter()
-            .flat_map(|(name, ids)| named(&format!("transformer.h.{index}.{name}"), ids))
-            .collect()
+        modules.into_iter().flat_map(|(name, ids)| named(&format!("transformer.h.{index}.{name}"), ids)).collect()
     }
 }
 
@@ -253,10 +199,7 @@ impl Linear {
 }
 
 fn named(module: &str, [weight, bias]: [ParamId; 2]) -> [(ParamId, String); 2] {
-    [
-        (weight, format!("{module}.weight")),
-        (bias, format!("{module}.bias")),
-    ]
+    [(weight, format!("{module}.weight")), (bias, format!("{module}.bias"))]
 }
 
 /// A stage that is asked for what it does not hold answers with its input, or zeros: a schedule never asks.
@@ -293,29 +236,12 @@ impl StageModule for GptStage {
 
     fn parameter_names(&self) -> Vec<(ParamId, String)> {
         let mut names = Vec::new();
-        let one =
-            |p: &Option<Param<Tensor<2>>>, name: &str| p.as_ref().map(|p| (p.id, name.to_owned()));
+        let one = |p: &Option<Param<Tensor<2>>>, name: &str| p.as_ref().map(|p| (p.id, name.to_owned()));
         names.extend(one(&self.wte, TOKEN_EMBEDDING));
         names.extend(one(&self.wpe, "transformer.wpe.weight"));
-        names.extend(
-            self.layers
-                .iter()
-                .enumerate()
-                .flat_map(|(i, layer)| layer.names(self.first_layer + i)),
-        );
-        names.extend(
-            self.final_norm
-                .iter()
-                .flat_map(|norm| named("transformer.ln_f", norm.ids())),
-        );
-        names.extend(one(
-            &self.head,
-            if self.tied {
-                TOKEN_EMBEDDING
-            } else {
-                "lm_head.weight"
-            },
-        ));
+        names.extend(self.layers.iter().enumerate().flat_map(|(i, layer)| layer.names(self.first_layer + i)));
+        names.extend(self.final_norm.iter().flat_map(|norm| named("transformer.ln_f", norm.ids())));
+        names.extend(one(&self.head, if self.tied { TOKEN_EMBEDDING } else { "lm_head.weight" }));
         names
     }
 }

@@ -24,10 +24,7 @@ pub enum Fill {
 pub fn values(seed: u64, name: &str, len: usize, fill: Fill) -> Result<Vec<f32>, NormalError> {
     match fill {
         Fill::Constant(x) => Ok(vec![x; len]),
-        Fill::Normal(std) => Ok(Normal::new(0.0, std)?
-            .sample_iter(named_stream(seed, name))
-            .take(len)
-            .collect()),
+        Fill::Normal(std) => Ok(Normal::new(0.0, std)?.sample_iter(named_stream(seed, name)).take(len).collect()),
     }
 }
 
@@ -43,10 +40,7 @@ pub fn parameter<const D: usize>(
     device: &Device,
 ) -> Result<Param<Tensor<D>>, NormalError> {
     let data = TensorData::new(values(seed, name, shape.iter().product(), fill)?, shape);
-    Ok(Param::initialized(
-        ParamId::new(),
-        Tensor::from_data(data, device).require_grad(),
-    ))
+    Ok(Param::initialized(ParamId::new(), Tensor::from_data(data, device).require_grad()))
 }
 
 #[cfg(test)]
@@ -66,28 +60,13 @@ mod tests {
     fn the_spread_is_as_asked() {
         let x = values(7, "transformer.wte.weight", 40_000, Fill::Normal(0.02)).unwrap();
         let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64;
-        let variance = x
-            .iter()
-            .map(|v| (f64::from(*v) - mean).powi(2))
-            .sum::<f64>()
-            / x.len() as f64;
-        assert!(
-            mean.abs() < 4e-4 && (variance.sqrt() - 0.02).abs() < 3e-4,
-            "mean {mean}, std {}",
-            variance.sqrt()
-        );
+        let variance = x.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / x.len() as f64;
+        assert!(mean.abs() < 4e-4 && (variance.sqrt() - 0.02).abs() < 3e-4, "mean {mean}, std {}", variance.sqrt());
     }
 
     #[test]
     fn a_parameter_is_there_at_once_and_wants_its_gradient() {
-        let p = parameter(
-            0,
-            "x",
-            [2, 3],
-            Fill::Constant(1.0),
-            &Device::flex().autodiff(),
-        )
-        .unwrap();
+        let p = parameter(0, "x", [2, 3], Fill::Constant(1.0), &Device::flex().autodiff()).unwrap();
         assert!(p.is_initialized() && p.val().is_require_grad());
         assert_eq!(p.val().into_data().try_to_vec::<f32>().unwrap(), [1.0; 6]);
     }

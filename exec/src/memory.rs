@@ -2,10 +2,7 @@
 //!
 //! One law: a byte is charged to the slot of the thread that allocated it and credited to that same slot when it is
 //! freed, whichever thread frees it; so a message that a peer frees still counts down at its sender.
-#![expect(
-    unsafe_code,
-    reason = "implementing GlobalAlloc is unsafe by nature; the safety argument is below"
-)]
+#![expect(unsafe_code, reason = "implementing GlobalAlloc is unsafe by nature; the safety argument is below")]
 //! # Why it is sound
 //!
 //! Every block is one block of [`System`] with a header in front: `header = max(align, 16)` bytes, and the slot number
@@ -35,12 +32,7 @@ struct Counter {
     peak: AtomicI64,
 }
 
-static COUNTERS: [Counter; SLOTS] = [const {
-    Counter {
-        live: AtomicI64::new(0),
-        peak: AtomicI64::new(0),
-    }
-}; SLOTS];
+static COUNTERS: [Counter; SLOTS] = [const { Counter { live: AtomicI64::new(0), peak: AtomicI64::new(0) } }; SLOTS];
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -71,10 +63,7 @@ impl Drop for RankGuard {
 pub fn enter_rank(rank: Rank) -> RankGuard {
     let before = CURRENT.with(Cell::get);
     set_slot(slot_of(rank));
-    RankGuard {
-        before,
-        not_send: PhantomData,
-    }
+    RankGuard { before, not_send: PhantomData }
 }
 
 /// The slot of a rank.
@@ -89,16 +78,12 @@ pub fn set_slot(slot: usize) {
 
 /// Bytes of `slot` now in use [B]; 0 for a slot past the end or when nothing counts.
 pub fn live(slot: usize) -> u64 {
-    COUNTERS
-        .get(slot)
-        .map_or(0, |c| unsigned(c.live.load(Relaxed)))
+    COUNTERS.get(slot).map_or(0, |c| unsigned(c.live.load(Relaxed)))
 }
 
 /// Most bytes `slot` had in use since the start or the last [`reset_peak`] [B].
 pub fn peak(slot: usize) -> u64 {
-    COUNTERS
-        .get(slot)
-        .map_or(0, |c| unsigned(c.peak.load(Relaxed)))
+    COUNTERS.get(slot).map_or(0, |c| unsigned(c.peak.load(Relaxed)))
 }
 
 /// Starts the peak of `slot` anew from what is in use now.
@@ -121,10 +106,8 @@ pub fn keep_freed_memory() -> bool {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `mallopt` takes plain numbers, changes settings under the allocator's own lock and touches no memory of
     // ours; unknown settings are answered with 0.
-    let kept = unsafe {
-        libc::mallopt(libc::M_MMAP_MAX, 0) == 1
-            && libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX) == 1
-    };
+    let kept =
+        unsafe { libc::mallopt(libc::M_MMAP_MAX, 0) == 1 && libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX) == 1 };
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     let kept = false;
     kept

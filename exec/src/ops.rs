@@ -29,9 +29,8 @@ pub fn attention(qkv: Tensor<3>, mask: &Tensor<2>, heads: usize) -> Tensor<3> {
         let scale = (d as f32).sqrt().recip();
         let [q, k, v] = split_heads(&qkv, heads);
         let scores = q.clone().matmul(k.clone().transpose());
-        let p = cpu::causal_softmax(&scores, scale).unwrap_or_else(|| {
-            activation::softmax(scores * scale + mask.clone().unsqueeze::<4>(), 3)
-        });
+        let p = cpu::causal_softmax(&scores, scale)
+            .unwrap_or_else(|| activation::softmax(scores * scale + mask.clone().unsqueeze::<4>(), 3));
         let out = p.clone().matmul(v.clone());
         let out_bsh = join_heads(out.clone());
         let backward = move |grad: Tensor<3>| {
@@ -55,11 +54,7 @@ pub fn attention(qkv: Tensor<3>, mask: &Tensor<2>, heads: usize) -> Tensor<3> {
 fn attention_plain(qkv: &Tensor<3>, mask: &Tensor<2>, heads: usize) -> Tensor<3> {
     let d = qkv.dims()[2] / 3 / heads;
     let [q, k, v] = split_heads(qkv, heads);
-    let mask = if q.is_autodiff() {
-        mask.clone().autodiff()
-    } else {
-        mask.clone()
-    };
+    let mask = if q.is_autodiff() { mask.clone().autodiff() } else { mask.clone() };
     let scores = q.matmul(k.transpose()) * (d as f32).sqrt().recip() + mask.unsqueeze::<4>();
     join_heads(activation::softmax(scores, 3).matmul(v))
 }
@@ -88,8 +83,7 @@ pub fn gelu(x: Tensor<3>) -> Tensor<3> {
         let backward = move |grad: Tensor<3>| {
             cpu::gelu_backward(&x, &grad).unwrap_or_else(|| {
                 let cdf = (x.clone() * std::f64::consts::FRAC_1_SQRT_2).erf() * 0.5 + 0.5;
-                let density =
-                    (x.clone().square() * -0.5).exp() * (0.5 / std::f64::consts::PI).sqrt();
+                let density = (x.clone().square() * -0.5).exp() * (0.5 / std::f64::consts::PI).sqrt();
                 grad * (cdf + x.clone() * density)
             })
         };
@@ -103,26 +97,18 @@ pub fn layer_norm(x: Tensor<3>, scale: Tensor<1>, shift: Tensor<1>, epsilon: f64
     let plain = (x.clone(), scale.clone(), shift.clone());
     let fused = custom_op_with_vectors(x, [scale, shift], |x, [scale, shift]| {
         let out = module::layer_norm(x.clone(), scale.clone(), Some(shift), epsilon);
-        let backward =
-            move |grad: Tensor<3>| layer_norm_backward(x.clone(), scale.clone(), grad, epsilon);
+        let backward = move |grad: Tensor<3>| layer_norm_backward(x.clone(), scale.clone(), grad, epsilon);
         (out, backward)
     });
     fused.unwrap_or_else(|_| module::layer_norm(plain.0, plain.1, Some(plain.2), epsilon))
 }
 
 /// With `n = (x - mean) / std` and `g = grad * scale`: `dx = (g - mean(g) - n mean(g n)) / std`.
-fn layer_norm_backward(
-    x: Tensor<3>,
-    scale: Tensor<1>,
-    grad: Tensor<3>,
-    epsilon: f64,
-) -> (Tensor<3>, [Tensor<1>; 2]) {
+fn layer_norm_backward(x: Tensor<3>, scale: Tensor<1>, grad: Tensor<3>, epsilon: f64) -> (Tensor<3>, [Tensor<1>; 2]) {
     let [b, s, h] = x.dims();
     let (x, grad) = (x.reshape([b * s, h]), grad.reshape([b * s, h]));
     let centered = x.clone() - x.mean_dim(1);
-    let inv_std = (centered.clone().square().mean_dim(1) + epsilon)
-        .sqrt()
-        .recip();
+    let inv_std = (centered.clone().square().mean_dim(1) + epsilon).sqrt().recip();
     let n = centered * inv_std.clone();
     let dscale = (grad.clone() * n.clone()).sum_dim(0).reshape([h]);
     let dshift = grad.clone().sum_dim(0).reshape([h]);
@@ -143,21 +129,12 @@ pub fn cross_entropy_sum(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1
         let loss = log_p.clone().gather(1, targets.clone()).sum().neg();
         let backward = move |grad: Tensor<1>| {
             let minus_one = Tensor::<2>::full([n, 1], -1.0, &log_p.device());
-            let d =
-                log_p
-                    .clone()
-                    .exp()
-                    .scatter(1, targets.clone(), minus_one, IndexingUpdateOp::Add);
+            let d = log_p.clone().exp().scatter(1, targets.clone(), minus_one, IndexingUpdateOp::Add);
             d * grad.unsqueeze::<2>()
         };
         (loss, backward)
     });
-    fused.unwrap_or_else(|_| {
-        activation::log_softmax(plain.0, 1)
-            .gather(1, plain.1)
-            .sum()
-            .neg()
-    })
+    fused.unwrap_or_else(|_| activation::log_softmax(plain.0, 1).gather(1, plain.1).sum().neg())
 }
 
 #[cfg(test)]
@@ -171,20 +148,10 @@ mod tests {
     }
 
     fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
-        let (a, b): (Vec<f32>, Vec<f32>) = (
-            a.into_data().try_to_vec().unwrap(),
-            b.into_data().try_to_vec().unwrap(),
-        );
+        let (a, b): (Vec<f32>, Vec<f32>) = (a.into_data().try_to_vec().unwrap(), b.into_data().try_to_vec().unwrap());
         assert_eq!(a.len(), b.len());
-        let worst = a
-            .iter()
-            .zip(&b)
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0, f32::max);
-        assert!(
-            worst < 1e-5 && a.iter().any(|x| *x != 0.0),
-            "largest difference {worst}"
-        );
+        let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-5 && a.iter().any(|x| *x != 0.0), "largest difference {worst}");
     }
 
     /// Output and input gradient of `f` at `x` with output gradient `g`.
@@ -208,11 +175,7 @@ mod tests {
         let (y_plain, dx_plain) = run(|x| attention_plain(&x, &mask, 4), &x, &g);
         assert_close(y.clone(), y_plain);
         assert_close(dx, dx_plain);
-        assert_eq!(
-            attention(x, &mask, 4).into_data(),
-            y.into_data(),
-            "with and without a tape"
-        );
+        assert_eq!(attention(x, &mask, 4).into_data(), y.into_data(), "with and without a tape");
     }
 
     #[test]
@@ -220,9 +183,7 @@ mod tests {
         let device = Device::flex();
         let mask = causal_mask(5, &device);
         let x = random([1, 5, 12], &device);
-        let changed = x
-            .clone()
-            .slice_assign([0..1, 4..5, 0..12], random([1, 1, 12], &device));
+        let changed = x.clone().slice_assign([0..1, 4..5, 0..12], random([1, 1, 12], &device));
         let head = |x| attention(x, &mask, 2).slice([0..1, 0..4, 0..4]).into_data();
         assert_eq!(head(x), head(changed));
     }
@@ -230,38 +191,25 @@ mod tests {
     #[test]
     fn gelu_matches_burn() {
         let device = Device::flex();
-        let (x, g) = (
-            random([2, 5, 16], &device) * 2.0,
-            random([2, 5, 16], &device),
-        );
+        let (x, g) = (random([2, 5, 16], &device) * 2.0, random([2, 5, 16], &device));
         let (y, dx) = run(gelu, &x, &g);
         let (y_plain, dx_plain) = run(activation::gelu, &x, &g);
         assert_close(y.clone(), y_plain);
         assert_close(dx, dx_plain);
-        assert_eq!(
-            gelu(x).into_data(),
-            y.into_data(),
-            "with and without a tape"
-        );
+        assert_eq!(gelu(x).into_data(), y.into_data(), "with and without a tape");
     }
 
     #[test]
     fn layer_norm_matches_burn() {
         let device = Device::flex();
-        let (x, g) = (
-            random([2, 5, 16], &device) * 3.0 + 1.0,
-            random([2, 5, 16], &device),
-        );
+        let (x, g) = (random([2, 5, 16], &device) * 3.0 + 1.0, random([2, 5, 16], &device));
         let vector = || random([16], &device).autodiff().require_grad();
         let (scale, shift) = (vector(), vector());
         let leaf = x.autodiff().require_grad();
         let ours = layer_norm(leaf.clone(), scale.clone(), shift.clone(), 1e-5);
         let theirs = module::layer_norm(leaf.clone(), scale.clone(), Some(shift.clone()), 1e-5);
         assert_close(ours.clone().inner(), theirs.clone().inner());
-        let (ours, theirs) = (
-            backward_from(ours, g.clone()).unwrap(),
-            backward_from(theirs, g).unwrap(),
-        );
+        let (ours, theirs) = (backward_from(ours, g.clone()).unwrap(), backward_from(theirs, g).unwrap());
         assert_close(leaf.grad(&ours).unwrap(), leaf.grad(&theirs).unwrap());
         assert_close(scale.grad(&ours).unwrap(), scale.grad(&theirs).unwrap());
         assert_close(shift.grad(&ours).unwrap(), shift.grad(&theirs).unwrap());
@@ -271,10 +219,7 @@ mod tests {
     fn cross_entropy_matches_burn_and_is_a_sum() {
         let device = Device::flex();
         let targets = Tensor::<1, Int>::from_ints([3, 0, 9, 9], &device);
-        let (x, g) = (
-            random([4, 10], &device),
-            Tensor::<1>::full([1], 0.25, &device),
-        );
+        let (x, g) = (random([4, 10], &device), Tensor::<1>::full([1], 0.25, &device));
         let plain = |x: Tensor<2>| {
             let targets = targets.clone().reshape([4, 1]);
             activation::log_softmax(x, 1).gather(1, targets).sum().neg()

@@ -35,13 +35,7 @@ pub enum OptimizerConfig {
 impl OptimizerConfig {
     /// AdamW with `torch.optim.AdamW`'s defaults: betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
     pub fn adamw(lr: f64) -> Self {
-        Self::AdamW {
-            lr,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.01,
-        }
+        Self::AdamW { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
     }
 
     /// Plain SGD.
@@ -67,24 +61,15 @@ impl OptimizerConfig {
 
     fn build(&self) -> ModuleOptimizer {
         match *self {
-            Self::AdamW {
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
-                ..
-            } => AdamWConfig::new()
+            Self::AdamW { beta1, beta2, eps, weight_decay, .. } => AdamWConfig::new()
                 .with_beta_1(beta1)
                 .with_beta_2(beta2)
                 .with_epsilon(eps)
                 .with_weight_decay(weight_decay)
                 .init(),
             Self::Sgd { momentum, .. } => {
-                let momentum = (momentum != 0.0).then_some(MomentumConfig {
-                    momentum,
-                    dampening: 0.0,
-                    nesterov: false,
-                });
+                let momentum =
+                    (momentum != 0.0).then_some(MomentumConfig { momentum, dampening: 0.0, nesterov: false });
                 SgdConfig::new().with_momentum(momentum).init()
             }
         }
@@ -100,10 +85,7 @@ pub struct Optimizer {
 impl Optimizer {
     /// An optimizer without state yet.
     pub fn new(config: OptimizerConfig) -> Self {
-        Self {
-            config,
-            inner: config.build(),
-        }
+        Self { config, inner: config.build() }
     }
 
     /// What it was made from.
@@ -133,9 +115,7 @@ mod tests {
     /// `w` after each step with the given gradients, from `w = 1`.
     fn steps(config: OptimizerConfig, gradients: &[f32]) -> Vec<f64> {
         let device = Device::flex().autodiff();
-        let mut module = One {
-            w: parameter(0, "w", [1], Fill::Constant(1.0), &device).unwrap(),
-        };
+        let mut module = One { w: parameter(0, "w", [1], Fill::Constant(1.0), &device).unwrap() };
         let mut optimizer = Optimizer::new(config);
         let mut out = Vec::new();
         for g in gradients {
@@ -149,26 +129,17 @@ mod tests {
     }
 
     fn assert_close(got: &[f64], want: &[f64]) {
-        assert!(
-            got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6) && got.len() == want.len(),
-            "{got:?} {want:?}"
-        );
+        assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6) && got.len() == want.len(), "{got:?} {want:?}");
     }
 
     #[test]
     fn sgd_follows_its_formula() {
         assert_close(&steps(OptimizerConfig::sgd(0.1), &[1.0, 2.0]), &[0.9, 0.7]);
         // PyTorch: v = 0.9 v + g (no dampening).
-        let momentum = OptimizerConfig::Sgd {
-            lr: 0.1,
-            momentum: 0.9,
-        };
+        let momentum = OptimizerConfig::Sgd { lr: 0.1, momentum: 0.9 };
         assert_close(&steps(momentum, &[1.0, 2.0, 0.0]), &[0.9, 0.61, 0.349]);
         assert_eq!(
-            (
-                OptimizerConfig::sgd(0.1).state_bytes_per_parameter(),
-                momentum.state_bytes_per_parameter()
-            ),
+            (OptimizerConfig::sgd(0.1).state_bytes_per_parameter(), momentum.state_bytes_per_parameter()),
             (0, 4)
         );
     }
@@ -183,8 +154,7 @@ mod tests {
             w -= 0.01 * 0.01 * w;
             m = 0.9 * m + 0.1 * g;
             v = 0.999 * v + 0.001 * g * g;
-            w -= 0.01 * (m / (1.0 - 0.9f64.powi(t)))
-                / ((v / (1.0 - 0.999f64.powi(t))).sqrt() + 1e-8);
+            w -= 0.01 * (m / (1.0 - 0.9f64.powi(t))) / ((v / (1.0 - 0.999f64.powi(t))).sqrt() + 1e-8);
             want.push(w);
         }
         assert_close(&steps(config, &gradients), &want);

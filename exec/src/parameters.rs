@@ -63,10 +63,7 @@ pub fn parameters_by_name<M: StageModule>(module: &M) -> Vec<(String, Vec<f32>)>
 
 /// Every gradient with its parameter's name, flat row major, in the order of [`StageModule::parameter_names`].
 /// Parameters without a gradient are left out.
-pub fn gradients_by_name<M: StageModule>(
-    module: &M,
-    grads: &GradientsParams,
-) -> Vec<(String, Vec<f32>)> {
+pub fn gradients_by_name<M: StageModule>(module: &M, grads: &GradientsParams) -> Vec<(String, Vec<f32>)> {
     collect(module, Some(grads))
 }
 
@@ -80,11 +77,7 @@ pub fn take_gradient<M: StageModule>(
     name: &str,
 ) -> Result<Tensor<2>, ParameterError> {
     let (id, _) = find_matrix(module, name)?;
-    grads
-        .remove::<2>(id)
-        .ok_or_else(|| ParameterError::NoGradient {
-            name: name.to_owned(),
-        })
+    grads.remove::<2>(id).ok_or_else(|| ParameterError::NoGradient { name: name.to_owned() })
 }
 
 /// Puts `grad` into `grads` as the gradient of the matrix `name`, in place of any before.
@@ -100,11 +93,7 @@ pub fn put_gradient<M: StageModule>(
     let (id, shape) = find_matrix(module, name)?;
     if shape != grad.dims() {
         let (expected, got) = (shape.to_vec(), grad.dims().to_vec());
-        return Err(ParameterError::Shape {
-            name: name.to_owned(),
-            expected,
-            got,
-        });
+        return Err(ParameterError::Shape { name: name.to_owned(), expected, got });
     }
     grads.register(id, grad.without_autodiff());
     Ok(())
@@ -112,10 +101,7 @@ pub fn put_gradient<M: StageModule>(
 
 /// Id and shape of the matrix `name`. burn panics when a gradient is asked for with the wrong number of dimensions,
 /// so these are looked up first.
-fn find_matrix<M: StageModule>(
-    module: &M,
-    name: &str,
-) -> Result<(ParamId, [usize; 2]), ParameterError> {
+fn find_matrix<M: StageModule>(module: &M, name: &str) -> Result<(ParamId, [usize; 2]), ParameterError> {
     struct Find {
         id: ParamId,
         shape: Option<[usize; 2]>,
@@ -127,14 +113,8 @@ fn find_matrix<M: StageModule>(
             }
         }
     }
-    let missing = || ParameterError::NoSuchMatrix {
-        name: name.to_owned(),
-    };
-    let (id, _) = module
-        .parameter_names()
-        .into_iter()
-        .find(|(_, n)| n == name)
-        .ok_or_else(missing)?;
+    let missing = || ParameterError::NoSuchMatrix { name: name.to_owned() };
+    let (id, _) = module.parameter_names().into_iter().find(|(_, n)| n == name).ok_or_else(missing)?;
     let mut find = Find { id, shape: None };
     module.visit(&mut find);
     Ok((id, find.shape.ok_or_else(missing)?))
@@ -152,20 +132,12 @@ fn collect<M: StageModule>(module: &M, grads: Option<&GradientsParams>) -> Vec<(
                 None => Some(p.val()),
             };
             if let Some(tensor) = tensor {
-                self.values
-                    .insert(p.id, tensor.into_data().iter::<f32>().collect());
+                self.values.insert(p.id, tensor.into_data().iter::<f32>().collect());
             }
         }
     }
-    let mut collected = Collect {
-        grads,
-        values: BTreeMap::new(),
-    };
+    let mut collected = Collect { grads, values: BTreeMap::new() };
     module.visit(&mut collected);
     let named = |(id, name)| Some((name, collected.values.remove(&id)?));
-    module
-        .parameter_names()
-        .into_iter()
-        .filter_map(named)
-        .collect()
+    module.parameter_names().into_iter().filter_map(named).collect()
 }

@@ -73,7 +73,8 @@ pub fn layout<M: StageModule>(
             let spawn = |rank: &Rank| {
                 let (rank, gate, abort) = (*rank, &gate, &abort);
                 scope.spawn(move || {
-                    let result = profile_rank(layout, rank, &devices[rank.index()], build, batches, options, gate, abort);
+                    let result =
+                        profile_rank(layout, rank, &devices[rank.index()], build, batches, options, gate, abort);
                     if let Err(error) = &result {
                         abort.abort(rank, error.to_string());
                     }
@@ -159,7 +160,14 @@ struct Probe<M: StageModule> {
 }
 
 impl<M: StageModule> Probe<M> {
-    fn new(layout: &Layout<'_>, stage: Stage, rank: Rank, device: &Device, module: M, optimizer: OptimizerConfig) -> Self {
+    fn new(
+        layout: &Layout<'_>,
+        stage: Stage,
+        rank: Rank,
+        device: &Device,
+        module: M,
+        optimizer: OptimizerConfig,
+    ) -> Self {
         let parameters = parameters::count(&module);
         Self {
             stage,

@@ -9,10 +9,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 /// The stream of a seed and three words.
 pub(crate) fn stream(seed: u64, words: [u64; 3]) -> ChaCha8Rng {
     let mut key = [0u8; 32];
-    for (bytes, word) in key
-        .chunks_exact_mut(8)
-        .zip([seed, words[0], words[1], words[2]])
-    {
+    for (bytes, word) in key.chunks_exact_mut(8).zip([seed, words[0], words[1], words[2]]) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
     ChaCha8Rng::from_seed(key)
@@ -21,8 +18,7 @@ pub(crate) fn stream(seed: u64, words: [u64; 3]) -> ChaCha8Rng {
 /// The stream of a seed and a name.
 pub(crate) fn named_stream(seed: u64, name: &str) -> ChaCha8Rng {
     // Two FNV-1a hashes from different starts and the length: no two names of a model meet.
-    let words =
-        [0xcbf2_9ce4_8422_2325, 0x6c62_272e_07bb_0142].map(|start| fnv1a(start, name.as_bytes()));
+    let words = [0xcbf2_9ce4_8422_2325, 0x6c62_272e_07bb_0142].map(|start| fnv1a(start, name.as_bytes()));
     stream(seed, [words[0], words[1], name.len() as u64])
 }
 
@@ -32,9 +28,7 @@ pub(crate) fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
 }
 
 fn fnv1a(start: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(start, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -44,24 +38,12 @@ mod tests {
     #[test]
     fn streams_differ_by_seed_and_by_every_word() {
         let first = |seed, words| stream(seed, words).next_u64();
-        let draws = [
-            first(0, [0; 3]),
-            first(1, [0; 3]),
-            first(0, [1, 0, 0]),
-            first(0, [0, 1, 0]),
-            first(0, [0, 0, 1]),
-        ];
+        let draws = [first(0, [0; 3]), first(1, [0; 3]), first(0, [1, 0, 0]), first(0, [0, 1, 0]), first(0, [0, 0, 1])];
         for (i, a) in draws.iter().enumerate() {
             assert!(draws[..i].iter().all(|b| a != b), "{draws:?}");
         }
-        assert_ne!(
-            named_stream(0, "ab").next_u64(),
-            named_stream(0, "ba").next_u64()
-        );
-        assert_eq!(
-            named_stream(4, "ab").next_u64(),
-            named_stream(4, "ab").next_u64()
-        );
+        assert_ne!(named_stream(0, "ab").next_u64(), named_stream(0, "ba").next_u64());
+        assert_eq!(named_stream(4, "ab").next_u64(), named_stream(4, "ab").next_u64());
     }
 
     #[test]

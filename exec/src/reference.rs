@@ -48,6 +48,8 @@ pub fn train<M: StageModule>(
     options: &Options,
     on_step: &mut dyn FnMut(u64, f64),
 ) -> Result<Reference, TaskError> {
+    // Data has no tape, as in a run.
+    let device = device.clone().without_autodiff();
     let tokens = batches.tokens() * u64::from(options.microbatches);
     let mut optimizer = Optimizer::new(options.optimizer);
     let mut reference = Reference::default();
@@ -56,7 +58,7 @@ pub fn train<M: StageModule>(
         let mut accumulator = GradientsAccumulator::new();
         let mut total = 0.0;
         for microbatch in 0..options.microbatches {
-            let (x, y) = batches.microbatch(step, microbatch, device);
+            let (x, y) = batches.microbatch(step, microbatch, &device);
             let loss = module.loss(module.forward(module.embed(x)), y) / tokens as f32;
             let value = loss.clone().inner().into_scalar::<f32>();
             if !value.is_finite() {

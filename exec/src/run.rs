@@ -108,9 +108,8 @@ pub fn run<M: StageModule>(
             let (context, gate, first_error) = (&context, &gate, &first_error);
             handles.push(scope.spawn(move || {
                 let work = || work(context, gate, transport, device, build, options, &reports);
-                let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-                    Err(RunError::Panic { rank, message: panic_message(panic.as_ref()) })
-                });
+                let result = catch_unwind(AssertUnwindSafe(work))
+                    .unwrap_or_else(|panic| Err(RunError::Panic { rank, message: panic_message(panic.as_ref()) }));
                 result.map_err(|error| end_run(&abort, rank, error, first_error)).unwrap_or_default()
             }));
         }
@@ -240,8 +239,7 @@ impl Collected {
     }
 
     fn finish(self, parameters: Named) -> Run {
-        let timeline =
-            Timeline { source: Source::Measured, tasks: self.tasks, spans: self.spans, memory: self.memory };
+        let timeline = Timeline { source: Source::Measured, tasks: self.tasks, spans: self.spans, memory: self.memory };
         let gradients = self.gradients.into_iter().map(|by_rank| by_rank.into_values().flatten().collect()).collect();
         Run { losses: self.losses, timeline, gradients, parameters }
     }

@@ -47,16 +47,8 @@ pub struct Tag {
 
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            stage,
-            microbatch,
-            step,
-        } = self;
-        write!(
-            f,
-            "{kind} of stage {stage}, microbatch {microbatch}, step {step}"
-        )
+        let Self { kind, stage, microbatch, step } = self;
+        write!(f, "{kind} of stage {stage}, microbatch {microbatch}, step {step}")
     }
 }
 
@@ -74,10 +66,7 @@ impl Payload {
     /// [`TransportError::Shape`] when the number of values is not the product of `shape`.
     pub fn new(shape: Vec<usize>, values: Vec<f32>) -> Result<Self, TransportError> {
         if shape.iter().product::<usize>() != values.len() {
-            return Err(TransportError::Shape {
-                expected: shape,
-                got: vec![values.len()],
-            });
+            return Err(TransportError::Shape { expected: shape, got: vec![values.len()] });
         }
         Ok(Self { shape, values })
     }
@@ -91,11 +80,7 @@ impl Payload {
         let shape = tensor.dims().to_vec();
         let data = tensor.into_data();
         let dtype = data.dtype();
-        let values = data
-            .try_into_vec::<f32>()
-            .map_err(|_| TransportError::NotF32 {
-                dtype: format!("{dtype:?}"),
-            })?;
+        let values = data.try_into_vec::<f32>().map_err(|_| TransportError::NotF32 { dtype: format!("{dtype:?}") })?;
         Ok(Self { shape, values })
     }
 
@@ -105,15 +90,9 @@ impl Payload {
     /// [`TransportError::Dimensions`] when the payload does not have `D` dimensions.
     pub fn into_tensor<const D: usize>(self, device: &Device) -> Result<Tensor<D>, TransportError> {
         if self.shape.len() != D {
-            return Err(TransportError::Dimensions {
-                expected: D,
-                got: self.shape,
-            });
+            return Err(TransportError::Dimensions { expected: D, got: self.shape });
         }
-        Ok(Tensor::from_data(
-            TensorData::new(self.values, self.shape),
-            device,
-        ))
+        Ok(Tensor::from_data(TensorData::new(self.values, self.shape), device))
     }
 
     /// Checks that the payload has the shape the receiver expects.
@@ -124,10 +103,7 @@ impl Payload {
         if self.shape == expected {
             return Ok(());
         }
-        Err(TransportError::Shape {
-            expected: expected.to_vec(),
-            got: self.shape.clone(),
-        })
+        Err(TransportError::Shape { expected: expected.to_vec(), got: self.shape.clone() })
     }
 
     /// The shape.
@@ -260,10 +236,7 @@ pub struct AbortHandle {
 impl AbortHandle {
     /// A handle; `wake` must make every waiting receive look at it again.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
-        Self {
-            first: Arc::default(),
-            wake: Arc::new(wake),
-        }
+        Self { first: Arc::default(), wake: Arc::new(wake) }
     }
 
     /// Ends the run in the name of `rank`. The first call's reason stands; later ones change nothing.
@@ -297,9 +270,7 @@ impl AbortHandle {
 
 impl fmt::Debug for AbortHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AbortHandle")
-            .field("cause", &self.cause())
-            .finish_non_exhaustive()
+        f.debug_struct("AbortHandle").field("cause", &self.cause()).finish_non_exhaustive()
     }
 }
 
@@ -325,10 +296,7 @@ mod tests {
         let payload = Payload::new(vec![2, 3], vec![0.0; 6]).unwrap();
         assert_eq!(payload.check_shape(&[2, 3]), Ok(()));
         let error = payload.check_shape(&[3, 2]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "expected data of shape [3, 2], got [2, 3]"
-        );
+        assert_eq!(error.to_string(), "expected data of shape [3, 2], got [2, 3]");
         assert!(payload.into_tensor::<3>(&Device::flex()).is_err());
         assert!(Payload::new(vec![2, 3], vec![0.0; 5]).is_err());
     }
@@ -341,12 +309,6 @@ mod tests {
         let other = handle.clone();
         other.abort(Rank(1), "aborted by rank 3");
         assert_eq!(handle.cause(), Some((Rank(3), "out of memory".to_owned())));
-        assert!(
-            handle
-                .check(Rank(0))
-                .unwrap_err()
-                .to_string()
-                .contains("ended by rank 3: out of memory")
-        );
+        assert!(handle.check(Rank(0)).unwrap_err().to_string().contains("ended by rank 3: out of memory"));
     }
 }

@@ -140,8 +140,7 @@ impl Check<'_> {
             // NaN is allowed by nothing.
             if !self.tolerance.allows(difference, largest) && self.comparison.first_difference.is_none() {
                 let name = name.to_owned();
-                self.comparison.first_difference =
-                    Some(Difference { step, what, name, index, value: a, reference: b });
+                self.comparison.first_difference = Some(Difference { step, what, name, index, value: a, reference: b });
             }
         }
     }

@@ -211,8 +211,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let (stage, microbatch) = place(action)?;
         let placement = self.context.schedule.placement();
         let (first, last) = (stage == Stage(0), stage == placement.last());
-        let batch = (first || last)
-            .then(|| self.context.batches.microbatch(self.step, microbatch.0, &self.device));
+        let batch = (first || last).then(|| self.context.batches.microbatch(self.step, microbatch.0, &self.device));
         let (tokens, targets) = batch.map_or((None, None), |(tokens, targets)| (Some(tokens), Some(targets)));
         let input = match tokens.filter(|_| first) {
             Some(tokens) => Input::Tokens(tokens),
@@ -255,7 +254,8 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let placement = self.context.schedule.placement();
         let to = if kind == MessageKind::Activation { placement.next(stage) } else { placement.previous(stage) };
         let to = to.and_then(|s| placement.rank_of(s)).ok_or(TaskError::Missing("the peer of a message"))?;
-        let tensor = self.outgoing.remove(&(kind, stage, microbatch)).ok_or(TaskError::Missing("the tensor to send"))?;
+        let tensor =
+            self.outgoing.remove(&(kind, stage, microbatch)).ok_or(TaskError::Missing("the tensor to send"))?;
         let tag = Tag { kind, stage: stage.0, microbatch: microbatch.0, step: self.step };
         Ok(self.transport.send(to, tag, Payload::from_tensor(tensor)?)?)
     }
@@ -273,7 +273,8 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             self.runner(other_stage)?.set_tied_gradient(sum.clone())?;
             return self.runner(action.stage)?.set_tied_gradient(sum);
         };
-        let tag = |stage: Stage| Tag { kind: MessageKind::TiedGradient, stage: stage.0, microbatch: 0, step: self.step };
+        let tag =
+            |stage: Stage| Tag { kind: MessageKind::TiedGradient, stage: stage.0, microbatch: 0, step: self.step };
         let (own_tag, other_tag) = (tag(action.stage), tag(other_stage));
         self.transport.send(peer, own_tag, Payload::from_tensor(own.clone())?)?;
         let received = self.transport.receive(peer, other_tag, self.context.timeout)?;

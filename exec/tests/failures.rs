@@ -85,7 +85,10 @@ fn fail(fault: Fault, timeout: Duration) -> (RunError, Duration) {
 #[test]
 fn a_panic_names_the_rank() {
     let (error, took) = fail(Fault::Panic, Duration::from_secs(60));
-    assert!(matches!(&error, RunError::Panic { rank, message } if rank.0 == 2 && message.contains("on purpose")), "{error}");
+    assert!(
+        matches!(&error, RunError::Panic { rank, message } if rank.0 == 2 && message.contains("on purpose")),
+        "{error}"
+    );
     assert!(took < Duration::from_secs(30), "nobody waits for a dead rank: {took:?}");
 }
 
@@ -93,7 +96,10 @@ fn a_panic_names_the_rank() {
 fn a_loss_that_is_no_number_names_step_and_task() {
     let (error, _) = fail(Fault::NotFinite, Duration::from_secs(60));
     let text = error.to_string();
-    assert!(text.contains("rank 2") && text.contains("2F0") && text.contains("step 0") && text.contains("NaN"), "{text}");
+    assert!(
+        text.contains("rank 2") && text.contains("2F0") && text.contains("step 0") && text.contains("NaN"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -132,6 +132,7 @@ fn a9_the_loss_is_a_mean_over_tokens() {
     }
     let device = Device::flex().autodiff();
     let options = reference::Options { microbatches: 2, steps: 1, optimizer: OptimizerConfig::sgd(0.0), keep: 1 };
-    let reference = reference::train(Scalar::new(Some(1.0), Some(1.0), &device), &device, &Sums, &options, &mut |_, _| {}).unwrap();
+    let reference =
+        reference::train(Scalar::new(Some(1.0), Some(1.0), &device), &device, &Sums, &options, &mut |_, _| {}).unwrap();
     assert_eq!(reference.losses, [2.0]);
 }

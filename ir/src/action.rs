@@ -120,7 +120,9 @@ pub enum ActionError {
     #[error("`{0}` does not begin with a stage number; an action reads like 2F0 (stage 2, forward, microbatch 0)")]
     Stage(String),
     /// The letters name no operation.
-    #[error("`{0}` names no operation; known are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_TIED and OPTIMIZER_STEP")]
+    #[error(
+        "`{0}` names no operation; known are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_TIED and OPTIMIZER_STEP"
+    )]
     Op(String),
     /// The microbatch number is missing, not a number, or there where none belongs.
     #[error("`{0}` must end in a microbatch number below 2^32, as in 2F0")]

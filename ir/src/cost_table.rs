@@ -27,12 +27,7 @@ impl Measured {
         sorted.sort_by(f64::total_cmp);
         let last = sorted.len().saturating_sub(1);
         let at = |share: f64| sorted.get((share * last as f64).round() as usize).copied().unwrap_or(0.0);
-        Self {
-            median: at(0.5),
-            p10: at(0.1),
-            p90: at(0.9),
-            samples: u32::try_from(samples.len()).unwrap_or(u32::MAX),
-        }
+        Self { median: at(0.5), p10: at(0.1), p90: at(0.9), samples: u32::try_from(samples.len()).unwrap_or(u32::MAX) }
     }
 }
 

@@ -16,7 +16,12 @@ pub struct Fault {
 
 impl Fault {
     /// A fault at `path`.
-    pub fn new(path: impl Into<String>, code: &'static str, message: impl Into<String>, help: impl Into<String>) -> Self {
+    pub fn new(
+        path: impl Into<String>,
+        code: &'static str,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Self {
         Self { path: path.into(), code, message: message.into(), help: help.into() }
     }
 }

@@ -159,7 +159,9 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
             chunks,
             microbatch_group_size: entry.microbatch_group_size_per_vp_stage,
         };
-        let order = family.order(&params).map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
+        let order = family
+            .order(&params)
+            .map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
         (plan_name(family, chunks), family.name.to_owned(), chunks, order)
     };
     let cells = [order.placement.stages(), context.batch.microbatches, context.batch.rounds];
@@ -168,7 +170,12 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         let message = format!(
             "{stages} stages x {m} microbatches x {rounds} rounds are more than {MAX_STAGE_MICROBATCHES}, the most of one step"
         );
-        return Err(vec![Fault::new("training", "schedule::size", message, "use fewer microbatches or a smaller global batch")]);
+        return Err(vec![Fault::new(
+            "training",
+            "schedule::size",
+            message,
+            "use fewer microbatches or a smaller global batch",
+        )]);
     }
     let layers = match context.model {
         Some(model) => layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?,

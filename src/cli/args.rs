@@ -7,14 +7,19 @@ use std::path::PathBuf;
 
 /// Compare, simulate, draw and execute parallel training plans for large models.
 #[derive(Parser)]
-#[command(version, about, max_term_width = 100, after_help = "\
+#[command(
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "\
 Examples:
   pipewright compare scenarios/01-quickstart.json      predict, really train, verify and draw four schedules
   pipewright simulate scenarios/02-four-schedules.json --plot out/four.svg
   pipewright show scenarios/02-four-schedules.json --schedule 1f1b --csv
   pipewright list                                      the schedules, with papers and formulas
 
-Exit codes: 0 fine; 1 the answer is no; 2 wrong usage or scenario; 3 execution failed; 70 a bug in pipewright.")]
+Exit codes: 0 fine; 1 the answer is no; 2 wrong usage or scenario; 3 execution failed; 70 a bug in pipewright."
+)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) verb: Verb,

@@ -25,8 +25,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
 fn predicted(args: &CompareArgs, loaded: &Loaded, folder: PathBuf) -> Result<u8, Failure> {
     let costs = Costs::of(loaded)?;
     let options = Options::default();
-    let predictions =
-        loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
+    let predictions = loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
     if args.json {
         output::json(&simulation(loaded, &costs, &predictions, options.steps))?;
     } else {
@@ -168,7 +167,14 @@ mod measured {
         run.timeline.step(step)
     }
 
-    fn row(plan: &Plan, predicted: &Predicted, run: &Run, step: &Timeline, reference: &Reference, verify: Row) -> Measured {
+    fn row(
+        plan: &Plan,
+        predicted: &Predicted,
+        run: &Run,
+        step: &Timeline,
+        reference: &Reference,
+        verify: Row,
+    ) -> Measured {
         let metrics = Metrics::of(&predicted.schedule, step);
         let differences = run.losses.iter().zip(&reference.losses).map(|(a, b)| (a - b).abs());
         Measured {
@@ -253,7 +259,10 @@ mod measured {
             table(&headers, &rows)
         );
         let one = scale.show(answer.one_device_step_seconds);
-        text.push_str(&format!("One device takes {one} {} a step. Times are medians over all steps but the first.\n", scale.unit));
+        text.push_str(&format!(
+            "One device takes {one} {} a step. Times are medians over all steps but the first.\n",
+            scale.unit
+        ));
         if answer.oversubscribed {
             let cores = answer.cores.unwrap_or(1);
             text.push_str(&format!(

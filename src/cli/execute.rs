@@ -57,12 +57,18 @@ impl Job {
         }
         if plan.batch.seq_length == 0 {
             let message = "execution needs the length of a sequence".to_owned();
-            return Err(loaded.fault("training", "execute::sequence", message, "set training.seq_length, for example to 128"));
+            return Err(loaded.fault(
+                "training",
+                "execute::sequence",
+                message,
+                "set training.seq_length, for example to 128",
+            ));
         }
         let seed = execute.seed.unwrap_or(0);
         let path = loaded.path(&execute.data);
         let text = TextData::read(&path, plan.batch.seq_length as usize, seed).map_err(|error| {
-            let help = "any text file of more than training.seq_length bytes will do; paths are relative to the scenario";
+            let help =
+                "any text file of more than training.seq_length bytes will do; paths are relative to the scenario";
             loaded.fault("execute.data", "execute::data", error.to_string(), help)
         })?;
         let kind = match (args.device, execute.device.unwrap_or_default()) {
@@ -141,8 +147,7 @@ impl Job {
         let failed = |error: &dyn std::fmt::Display| Failure::Execution(format!("the profile failed: {error}"));
         let cores = self.cores().unwrap_or(u32::MAX);
         let Some(first) = plans.first() else { return Ok(CostTable::default()) };
-        let hidden =
-            [first.batch.micro_batch_size, first.batch.seq_length, self.shape.hidden_size].map(|n| n as usize);
+        let hidden = [first.batch.micro_batch_size, first.batch.seq_length, self.shape.hidden_size].map(|n| n as usize);
         let options = ProfileOptions { warmup: 2, rounds: 6, cores, optimizer: self.optimizer };
         let mut table = CostTable {
             schema_version: 1,
@@ -221,7 +226,12 @@ fn optimizer(loaded: &Loaded, written: Option<&Optimizer>) -> Result<OptimizerCo
     let [beta1, beta2] = written.betas.unwrap_or([0.9, 0.999]);
     if ![beta1, beta2].iter().all(|beta| (0.0..1.0).contains(beta)) {
         let message = format!("the decay rates {beta1} and {beta2} must lie in [0, 1)");
-        return Err(loaded.fault("execute.optimizer.betas", "execute::optimizer", message, "the usual ones are [0.9, 0.999]"));
+        return Err(loaded.fault(
+            "execute.optimizer.betas",
+            "execute::optimizer",
+            message,
+            "the usual ones are [0.9, 0.999]",
+        ));
     }
     Ok(match written.kind {
         OptimizerName::Adamw => OptimizerConfig::AdamW {

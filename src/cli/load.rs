@@ -61,11 +61,7 @@ pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
 }
 
 fn read(file: &str) -> Result<(String, PathBuf), Failure> {
-    let text = if file == "-" {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(file)
-    };
+    let text = if file == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(file) };
     let text = text.map_err(|reason| Failure::Usage {
         message: format!("cannot read the scenario {file}: {reason}"),
         help: "scenarios/ has examples; `pipewright schema` describes the format".to_owned(),

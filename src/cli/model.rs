@@ -47,10 +47,14 @@ pub(crate) fn run(args: &ModelArgs) -> Result<u8, Failure> {
         output::json(&answer)?;
         return Ok(exit::FINE);
     }
-    let mut text = format!("{} parameters in {} layers, as {} lays them out:\n", answer.parameters, answer.layers, plan.name);
+    let mut text =
+        format!("{} parameters in {} layers, as {} lays them out:\n", answer.parameters, answer.layers, plan.name);
     for row in &answer.stages {
         let [start, end] = row.layers;
-        text.push_str(&format!("  stage {:>3}  layers {start:>3} to {end:<3} {:>15} parameters\n", row.stage, row.parameters));
+        text.push_str(&format!(
+            "  stage {:>3}  layers {start:>3} to {end:<3} {:>15} parameters\n",
+            row.stage, row.parameters
+        ));
     }
     output::result(&text)?;
     Ok(exit::FINE)

@@ -31,7 +31,8 @@ impl Costs {
     pub(crate) fn of(loaded: &Loaded) -> Result<Self, Failure> {
         let Some(costs) = &loaded.scenario.costs else {
             let message = "the scenario has no costs to predict with".to_owned();
-            let help = "add \"costs\": { \"model\": \"unit\" }, or measure them with `pipewright profile FILE -o costs.json`";
+            let help =
+                "add \"costs\": { \"model\": \"unit\" }, or measure them with `pipewright profile FILE -o costs.json`";
             return Err(Failure::Usage { message, help: help.to_owned() });
         };
         match (costs.model, &costs.file) {
@@ -95,5 +96,9 @@ fn read_table(loaded: &Loaded, file: &str) -> Result<CostTable, Failure> {
     };
     let text = std::fs::read_to_string(&path).map_err(|e| fault(e.to_string()))?;
     let table: CostTable = serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?;
-    if table.schema_version == 1 { Ok(table) } else { Err(fault(format!("version {} is not known", table.schema_version))) }
+    if table.schema_version == 1 {
+        Ok(table)
+    } else {
+        Err(fault(format!("version {} is not known", table.schema_version)))
+    }
 }

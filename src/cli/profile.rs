@@ -27,8 +27,9 @@ fn text(costs: &CostTable) -> String {
     let mut text = format!("{}\n{}\n", costs.device, costs.job);
     for layout in &costs.layouts {
         let scale = TimeScale::of(layout.stages.iter().map(|s| s.backward.median), true);
-        let headers = ["stage", "layers", &scale.header("F"), &scale.header("B"), &scale.header("optimizer"), "B, 10 % to 90 %"]
-            .map(str::to_owned);
+        let headers =
+            ["stage", "layers", &scale.header("F"), &scale.header("B"), &scale.header("optimizer"), "B, 10 % to 90 %"]
+                .map(str::to_owned);
         let row = |(s, stage): (usize, &pipewright::ir::cost_table::StageCosts)| {
             vec![
                 s.to_string(),

@@ -37,7 +37,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let oversubscribed = job.cores().is_some_and(|cores| plan.ranks() > cores);
     let result = job.run(plan, &schedule, job.steps, false)?;
     let step_seconds = result.step_seconds();
-    let path = args.out.join(output::slug(&loaded.scenario.name)).join(format!("timeline-{}.json", output::slug(&plan.name)));
+    let path =
+        args.out.join(output::slug(&loaded.scenario.name)).join(format!("timeline-{}.json", output::slug(&plan.name)));
     output::write_file(&path, timeline_json(&schedule, &result.timeline).to_string().as_bytes())?;
     let median = median(&step_seconds);
     let answer = Answer {
@@ -63,7 +64,10 @@ fn text(answer: &Answer) -> String {
     for (step, (loss, seconds)) in answer.losses.iter().zip(&answer.step_seconds).enumerate() {
         text.push_str(&format!("{step:>5} {loss:>11.6} {seconds:>9.3}\n"));
     }
-    text.push_str(&format!("{:.0} tokens/s in the median step; timeline in {}\n", answer.tokens_per_second, answer.timeline));
+    text.push_str(&format!(
+        "{:.0} tokens/s in the median step; timeline in {}\n",
+        answer.tokens_per_second, answer.timeline
+    ));
     if answer.oversubscribed {
         text.push_str("More ranks than cores took turns: these times say nothing about bubbles.\n");
     }

@@ -45,7 +45,9 @@ pub(crate) fn text(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], op
     let scale = TimeScale::of(predictions.iter().map(|p| p.metrics.makespan), costs.in_seconds());
     let bytes = predictions.iter().any(|p| p.metrics.peak_memory() > 0);
     let mut headers =
-        ["schedule", "", "bubble fraction", "bubble overhead", "peak activations", "messages", "against first"].map(str::to_owned).to_vec();
+        ["schedule", "", "bubble fraction", "bubble overhead", "peak activations", "messages", "against first"]
+            .map(str::to_owned)
+            .to_vec();
     headers[1] = scale.header("time");
     if bytes {
         headers.push("peak memory [MiB]".to_owned());
@@ -90,7 +92,12 @@ fn headline(loaded: &Loaded, options: &Options) -> String {
     line
 }
 
-fn write_pictures(args: &SimulateArgs, loaded: &Loaded, costs: &Costs, predictions: &[Predicted]) -> Result<(), Failure> {
+fn write_pictures(
+    args: &SimulateArgs,
+    loaded: &Loaded,
+    costs: &Costs,
+    predictions: &[Predicted],
+) -> Result<(), Failure> {
     let unit = if costs.in_seconds() { TimeUnit::Seconds } else { TimeUnit::Abstract };
     let runs: Vec<Run<'_>> = loaded.plans.iter().zip(predictions).map(|(plan, p)| report_run(plan, p, unit)).collect();
     if let Some(path) = &args.plot {

@@ -92,7 +92,11 @@ impl Row {
 }
 
 /// Runs `plan` for the steps that the reference kept, and compares.
-pub(crate) fn verify(job: &Job, plan: &Plan, reference: &pipewright::exec::reference::Reference) -> Result<Row, Failure> {
+pub(crate) fn verify(
+    job: &Job,
+    plan: &Plan,
+    reference: &pipewright::exec::reference::Reference,
+) -> Result<Row, Failure> {
     let workload = Workload::abstract_stages(plan.placement().stages());
     let schedule = plan.schedule(&workload).map_err(|v| unsound(&v))?;
     let steps = reference.gradients.len() as u64;

@@ -69,8 +69,14 @@ mod tests {
     #[test]
     fn one_scale_a_column() {
         let scale = TimeScale::of([0.002, 0.5], true);
-        assert_eq!((scale.header("step"), scale.show(0.002), scale.show(0.5)), ("step [ms]".into(), "2.000".into(), "500.0".into()));
+        assert_eq!(
+            (scale.header("step"), scale.show(0.002), scale.show(0.5)),
+            ("step [ms]".into(), "2.000".into(), "500.0".into())
+        );
         let units = TimeScale::of([33.0], false);
-        assert_eq!((units.header("time"), units.show(28.5), units.show(33.0)), ("time".into(), "28.5".into(), "33".into()));
+        assert_eq!(
+            (units.header("time"), units.show(28.5), units.show(33.0)),
+            ("time".into(), "28.5".into(), "33".into())
+        );
     }
 }

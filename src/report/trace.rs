@@ -78,7 +78,8 @@ fn names(run: &Run<'_>) -> Vec<Value> {
         let queues: BTreeMap<usize, String> =
             run.schedule.program(Rank::at(rank)).map(|(_, task)| (tid(task), thread_name(task))).collect();
         for (tid, name) in queues {
-            let thread = |what: &str, args: Value| json!({ "ph": "M", "name": what, "pid": rank, "tid": tid, "args": args });
+            let thread =
+                |what: &str, args: Value| json!({ "ph": "M", "name": what, "pid": rank, "tid": tid, "args": args });
             events.push(thread("thread_name", json!({ "name": name })));
             events.push(thread("thread_sort_index", json!({ "sort_index": tid })));
         }

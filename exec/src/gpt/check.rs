@@ -23,9 +23,7 @@ pub enum GptError {
         heads: u32,
     },
     /// The part holds layers the model does not have.
-    #[error(
-        "a stage holds layers {start} to {end} (exclusive), but the model has num_layers {num_layers}"
-    )]
+    #[error("a stage holds layers {start} to {end} (exclusive), but the model has num_layers {num_layers}")]
     Layers {
         /// First layer of the part.
         start: u32,
@@ -72,10 +70,7 @@ pub fn check_shape(shape: &ModelShape) -> Result<(), GptError> {
         return Err(GptError::Zero { field });
     }
     if !shape.hidden_size.is_multiple_of(shape.num_attention_heads) {
-        return Err(GptError::Heads {
-            hidden_size: shape.hidden_size,
-            heads: shape.num_attention_heads,
-        });
+        return Err(GptError::Heads { hidden_size: shape.hidden_size, heads: shape.num_attention_heads });
     }
     Ok(())
 }
@@ -88,21 +83,13 @@ pub fn check_shape(shape: &ModelShape) -> Result<(), GptError> {
 pub fn check_data(shape: &ModelShape, seq_length: u32, tokens: u32) -> Result<(), GptError> {
     let positions = shape.max_position_embeddings;
     if seq_length == 0 {
-        return Err(GptError::Zero {
-            field: "seq_length",
-        });
+        return Err(GptError::Zero { field: "seq_length" });
     }
     if seq_length > positions {
-        return Err(GptError::SequenceLength {
-            seq_length,
-            positions,
-        });
+        return Err(GptError::SequenceLength { seq_length, positions });
     }
     if tokens > shape.vocab_size {
-        return Err(GptError::Vocabulary {
-            tokens,
-            vocab_size: shape.vocab_size,
-        });
+        return Err(GptError::Vocabulary { tokens, vocab_size: shape.vocab_size });
     }
     Ok(())
 }
@@ -114,11 +101,7 @@ pub fn check_data(shape: &ModelShape, seq_length: u32, tokens: u32) -> Result<()
 pub(super) fn check_part(shape: &ModelShape, part: StagePart) -> Result<(), GptError> {
     let (start, end) = (part.layers.start, part.layers.end);
     if start > end || end > shape.num_layers {
-        return Err(GptError::Layers {
-            start,
-            end,
-            num_layers: shape.num_layers,
-        });
+        return Err(GptError::Layers { start, end, num_layers: shape.num_layers });
     }
     Ok(())
 }
@@ -144,63 +127,26 @@ mod tests {
     fn impossible_shapes_are_named() {
         assert_eq!(check_shape(&shape()), Ok(()));
         let error = |shape: ModelShape| check_shape(&shape).unwrap_err().to_string();
-        let odd = ModelShape {
-            num_attention_heads: 3,
-            ..shape()
-        };
-        assert_eq!(
-            error(odd),
-            "hidden_size 16 is not divisible by num_attention_heads 3"
-        );
-        let none = ModelShape {
-            num_attention_heads: 0,
-            ..shape()
-        };
-        assert_eq!(
-            error(none),
-            "num_attention_heads is 0: a model needs at least 1"
-        );
-        assert!(
-            error(ModelShape {
-                vocab_size: 0,
-                ..shape()
-            })
-            .contains("vocab_size is 0")
-        );
+        let odd = ModelShape { num_attention_heads: 3, ..shape() };
+        assert_eq!(error(odd), "hidden_size 16 is not divisible by num_attention_heads 3");
+        let none = ModelShape { num_attention_heads: 0, ..shape() };
+        assert_eq!(error(none), "num_attention_heads is 0: a model needs at least 1");
+        assert!(error(ModelShape { vocab_size: 0, ..shape() }).contains("vocab_size is 0"));
     }
 
     #[test]
     fn parts_must_lie_within_the_model() {
-        let part = |start, end| StagePart {
-            layers: LayerRange { start, end },
-            embedding: false,
-            head: false,
-        };
+        let part = |start, end| StagePart { layers: LayerRange { start, end }, embedding: false, head: false };
         assert_eq!(check_part(&shape(), part(3, 4)), Ok(()));
-        assert!(
-            check_part(&shape(), part(3, 5))
-                .unwrap_err()
-                .to_string()
-                .contains("layers 3 to 5")
-        );
+        assert!(check_part(&shape(), part(3, 5)).unwrap_err().to_string().contains("layers 3 to 5"));
         assert!(check_part(&shape(), part(3, 2)).is_err());
     }
 
     #[test]
     fn data_must_fit_the_model() {
         assert_eq!(check_data(&shape(), 12, 32), Ok(()));
-        assert!(
-            check_data(&shape(), 13, 32)
-                .unwrap_err()
-                .to_string()
-                .contains("seq_length 13")
-        );
-        assert!(
-            check_data(&shape(), 12, 256)
-                .unwrap_err()
-                .to_string()
-                .contains("vocab_size is 32")
-        );
+        assert!(check_data(&shape(), 13, 32).unwrap_err().to_string().contains("seq_length 13"));
+        assert!(check_data(&shape(), 12, 256).unwrap_err().to_string().contains("vocab_size is 32"));
         assert!(check_data(&shape(), 0, 32).is_err());
     }
 }

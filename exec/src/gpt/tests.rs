@@ -4,9 +4,7 @@
 
 use super::*;
 use crate::autodiff::backward_from;
-use crate::parameters::{
-    count, gradients_by_name, parameters_by_name, put_gradient, take_gradient,
-};
+use crate::parameters::{count, gradients_by_name, parameters_by_name, put_gradient, take_gradient};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use pipewright_ir::ids::LayerRange;
 use std::collections::BTreeMap;
@@ -24,11 +22,7 @@ fn shape(untied: bool) -> ModelShape {
 }
 
 fn part(start: u32, end: u32) -> StagePart {
-    StagePart {
-        layers: LayerRange { start, end },
-        embedding: start == 0,
-        head: end == 4,
-    }
+    StagePart { layers: LayerRange { start, end }, embedding: start == 0, head: end == 4 }
 }
 
 fn build(shape: &ModelShape, start: u32, end: u32) -> GptStage {
@@ -37,10 +31,7 @@ fn build(shape: &ModelShape, start: u32, end: u32) -> GptStage {
 
 fn tokens(shift: i32) -> Tensor<2, Int> {
     let values: Vec<i32> = (0..20).map(|i| (i * 7 + shift) % 32).collect();
-    Tensor::from_data(
-        burn::tensor::TensorData::new(values, [2, 10]),
-        &Device::flex().autodiff(),
-    )
+    Tensor::from_data(burn::tensor::TensorData::new(values, [2, 10]), &Device::flex().autodiff())
 }
 
 type Named = Vec<(String, Vec<f32>)>;
@@ -81,22 +72,11 @@ fn a_split_model_has_the_whole_model_s_loss_and_gradients() {
         let shape = shape(untied);
         let ((loss, grads), (split_loss, split_grads)) = (whole(&shape), split(&shape));
         assert_eq!(loss, split_loss);
-        assert!(
-            (loss / 20.0 - 32f32.ln()).abs() < 0.3,
-            "mean loss {}",
-            loss / 20.0
-        );
+        assert!((loss / 20.0 - 32f32.ln()).abs() < 0.3, "mean loss {}", loss / 20.0);
         let names: Vec<_> = grads.iter().map(|(name, _)| name).collect();
-        assert_eq!(
-            names,
-            split_grads.iter().map(|(name, _)| name).collect::<Vec<_>>()
-        );
+        assert_eq!(names, split_grads.iter().map(|(name, _)| name).collect::<Vec<_>>());
         for ((name, a), (_, b)) in grads.iter().zip(&split_grads) {
-            let worst = a
-                .iter()
-                .zip(b)
-                .map(|(a, b)| (a - b).abs())
-                .fold(0.0, f32::max);
+            let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(worst < 1e-5, "{name} differs by {worst}");
             assert!(a.iter().any(|x| *x != 0.0), "{name} has no gradient");
         }
@@ -106,25 +86,15 @@ fn a_split_model_has_the_whole_model_s_loss_and_gradients() {
 #[test]
 fn every_split_starts_from_the_same_numbers() {
     let shape = shape(false);
-    let whole: BTreeMap<_, _> = parameters_by_name(&build(&shape, 0, 4))
-        .into_iter()
-        .collect();
+    let whole: BTreeMap<_, _> = parameters_by_name(&build(&shape, 0, 4)).into_iter().collect();
     for (start, end) in [(0, 1), (1, 3), (3, 4)] {
         for (name, values) in parameters_by_name(&build(&shape, start, end)) {
             assert_eq!(values, whole[&name], "{name}");
         }
     }
     assert_eq!(whole.len(), 2 + 4 * 12 + 2);
-    assert!(
-        whole["transformer.h.3.ln_1.weight"]
-            .iter()
-            .all(|x| *x == 1.0)
-    );
-    assert!(
-        whole["transformer.h.0.mlp.c_fc.bias"]
-            .iter()
-            .all(|x| *x == 0.0)
-    );
+    assert!(whole["transformer.h.3.ln_1.weight"].iter().all(|x| *x == 1.0));
+    assert!(whole["transformer.h.0.mlp.c_fc.bias"].iter().all(|x| *x == 0.0));
 }
 
 #[test]
@@ -134,10 +104,7 @@ fn parameter_counts_are_the_shape_s() {
         for (start, end) in [(0, 4), (0, 2), (2, 4), (1, 2)] {
             let stage = build(&shape, start, end);
             assert_eq!(count(&stage), shape.part_parameters(part(start, end)));
-            let named: usize = parameters_by_name(&stage)
-                .iter()
-                .map(|(_, v)| v.len())
-                .sum();
+            let named: usize = parameters_by_name(&stage).iter().map(|(_, v)| v.len()).sum();
             assert_eq!(named as u64, count(&stage));
         }
     }
@@ -164,18 +131,9 @@ fn accumulated_gradients_are_the_sum_in_call_order() {
     sum.accumulate(&model, run(0));
     sum.accumulate(&model, run(3));
     let sum = gradients_by_name(&model, &sum.grads());
-    let (a, b) = (
-        gradients_by_name(&model, &run(0)),
-        gradients_by_name(&model, &run(3)),
-    );
+    let (a, b) = (gradients_by_name(&model, &run(0)), gradients_by_name(&model, &run(3)));
     for ((s, a), b) in sum.iter().zip(&a).zip(&b) {
-        assert!(
-            s.1.iter()
-                .zip(a.1.iter().zip(&b.1))
-                .all(|(s, (a, b))| *s == a + b),
-            "{}",
-            s.0
-        );
+        assert!(s.1.iter().zip(a.1.iter().zip(&b.1)).all(|(s, (a, b))| *s == a + b), "{}", s.0);
     }
 }
 
@@ -184,33 +142,11 @@ fn a_tied_gradient_is_taken_and_put_by_name() {
     let last = build(&shape(false), 2, 4);
     let mut grads = GradientsParams::new();
     let missing = take_gradient(&last, &mut grads, TOKEN_EMBEDDING).unwrap_err();
-    assert_eq!(
-        missing.to_string(),
-        "there is no gradient of transformer.wte.weight"
-    );
-    let wrong = put_gradient(
-        &last,
-        &mut grads,
-        TOKEN_EMBEDDING,
-        Tensor::zeros([3, 16], &Device::flex()),
-    );
+    assert_eq!(missing.to_string(), "there is no gradient of transformer.wte.weight");
+    let wrong = put_gradient(&last, &mut grads, TOKEN_EMBEDDING, Tensor::zeros([3, 16], &Device::flex()));
     assert!(wrong.unwrap_err().to_string().contains("[32, 16]"));
-    assert!(
-        take_gradient(&last, &mut grads, "transformer.ln_f.weight").is_err(),
-        "a vector is no matrix"
-    );
+    assert!(take_gradient(&last, &mut grads, "transformer.ln_f.weight").is_err(), "a vector is no matrix");
     assert!(take_gradient(&build(&shape(false), 1, 2), &mut grads, TOKEN_EMBEDDING).is_err());
-    put_gradient(
-        &last,
-        &mut grads,
-        TOKEN_EMBEDDING,
-        Tensor::ones([32, 16], &Device::flex()),
-    )
-    .unwrap();
-    assert_eq!(
-        take_gradient(&last, &mut grads, TOKEN_EMBEDDING)
-            .unwrap()
-            .dims(),
-        [32, 16]
-    );
+    put_gradient(&last, &mut grads, TOKEN_EMBEDDING, Tensor::ones([32, 16], &Device::flex())).unwrap();
+    assert_eq!(take_gradient(&last, &mut grads, TOKEN_EMBEDDING).unwrap().dims(), [32, 16]);
 }

@@ -64,31 +64,18 @@ pub fn mesh(n: usize) -> Vec<ThreadTransport> {
         }
     });
     (0..n)
-        .map(|i| ThreadTransport {
-            rank: Rank::at(i),
-            mailboxes: Arc::clone(&mailboxes),
-            abort: abort.clone(),
-        })
+        .map(|i| ThreadTransport { rank: Rank::at(i), mailboxes: Arc::clone(&mailboxes), abort: abort.clone() })
         .collect()
 }
 
 impl ThreadTransport {
     fn mailbox(&self, of: Rank) -> Result<&Mailbox, TransportError> {
-        let no_such_rank = TransportError::NoSuchRank {
-            rank: self.rank,
-            peer: of,
-            size: self.mailboxes.len(),
-        };
+        let no_such_rank = TransportError::NoSuchRank { rank: self.rank, peer: of, size: self.mailboxes.len() };
         self.mailboxes.get(of.index()).ok_or(no_such_rank)
     }
 
     /// Waits until the envelope is there, with the lock released while it waits.
-    fn wait_for(
-        &self,
-        from: Rank,
-        tag: Tag,
-        timeout: Duration,
-    ) -> Result<Envelope, TransportError> {
+    fn wait_for(&self, from: Rank, tag: Tag, timeout: Duration) -> Result<Envelope, TransportError> {
         self.mailbox(from)?;
         let start = Instant::now();
         let mailbox = self.mailbox(self.rank)?;
@@ -99,26 +86,13 @@ impl ThreadTransport {
                 return Ok(envelope);
             }
             if inbox.gone.contains(&from) {
-                return Err(TransportError::PeerGone {
-                    rank: self.rank,
-                    peer: from,
-                    tag,
-                });
+                return Err(TransportError::PeerGone { rank: self.rank, peer: from, tag });
             }
             let waited = start.elapsed();
             let Some(left) = timeout.checked_sub(waited).filter(|left| !left.is_zero()) else {
-                return Err(TransportError::TimedOut {
-                    rank: self.rank,
-                    from,
-                    tag,
-                    waited,
-                });
+                return Err(TransportError::TimedOut { rank: self.rank, from, tag, waited });
             };
-            inbox = mailbox
-                .changed
-                .wait_timeout(inbox, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            inbox = mailbox.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -137,21 +111,10 @@ impl Transport for ThreadTransport {
         let mailbox = self.mailbox(to)?;
         let mut inbox = mailbox.lock();
         if inbox.gone.contains(&to) {
-            return Err(TransportError::PeerGone {
-                rank: self.rank,
-                peer: to,
-                tag,
-            });
+            return Err(TransportError::PeerGone { rank: self.rank, peer: to, tag });
         }
-        let envelope = Envelope {
-            payload,
-            sent: Instant::now(),
-        };
-        inbox
-            .pending
-            .entry((self.rank, tag))
-            .or_default()
-            .push_back(envelope);
+        let envelope = Envelope { payload, sent: Instant::now() };
+        inbox.pending.entry((self.rank, tag)).or_default().push_back(envelope);
         drop(inbox);
         mailbox.changed.notify_all();
         Ok(())
@@ -161,10 +124,7 @@ impl Transport for ThreadTransport {
         let Envelope { payload, sent } = self.wait_for(from, tag, timeout)?;
         // The copy is this thread's allocation; the sender's buffer is freed right after (see the law above).
         let (shape, values) = (payload.shape().to_vec(), payload.values().to_vec());
-        Ok(Received {
-            payload: Payload::new(shape, values)?,
-            sent,
-        })
+        Ok(Received { payload: Payload::new(shape, values)?, sent })
     }
 
     fn abort_handle(&self) -> AbortHandle {
@@ -195,12 +155,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn tag(microbatch: u32) -> Tag {
-        Tag {
-            kind: MessageKind::Activation,
-            stage: 0,
-            microbatch,
-            step: 0,
-        }
+        Tag { kind: MessageKind::Activation, stage: 0, microbatch, step: 0 }
     }
 
     fn payload(x: f32) -> Payload {
@@ -225,19 +180,9 @@ mod tests {
     fn a_message_of_another_rank_with_the_same_tag_is_not_taken() {
         let ends = mesh(3);
         ends[2].send(Rank(1), tag(0), payload(2.0)).unwrap();
-        let error = ends[1]
-            .receive(Rank(0), tag(0), Duration::from_millis(10))
-            .unwrap_err();
-        assert!(matches!(
-            error,
-            TransportError::TimedOut { from: Rank(0), .. }
-        ));
-        assert!(
-            error
-                .to_string()
-                .contains("\"activation of stage 0, microbatch 0, step 0\" from rank 0"),
-            "{error}"
-        );
+        let error = ends[1].receive(Rank(0), tag(0), Duration::from_millis(10)).unwrap_err();
+        assert!(matches!(error, TransportError::TimedOut { from: Rank(0), .. }));
+        assert!(error.to_string().contains("\"activation of stage 0, microbatch 0, step 0\" from rank 0"), "{error}");
     }
 
     #[test]
@@ -248,38 +193,24 @@ mod tests {
         zero.send(Rank(1), tag(0), payload(1.0)).unwrap();
         drop(zero);
         assert!(one.receive(Rank(0), tag(0), LONG).is_ok());
-        let gone = TransportError::PeerGone {
-            rank: Rank(1),
-            peer: Rank(0),
-            tag: tag(1),
-        };
+        let gone = TransportError::PeerGone { rank: Rank(1), peer: Rank(0), tag: tag(1) };
         assert_eq!(one.receive(Rank(0), tag(1), LONG).unwrap_err(), gone);
         assert_eq!(one.send(Rank(0), tag(1), payload(0.0)).unwrap_err(), gone);
-        assert!(matches!(
-            one.send(Rank(7), tag(1), payload(0.0)),
-            Err(TransportError::NoSuchRank { size: 2, .. })
-        ));
+        assert!(matches!(one.send(Rank(7), tag(1), payload(0.0)), Err(TransportError::NoSuchRank { size: 2, .. })));
     }
 
     #[test]
     fn an_abort_ends_a_waiting_receive_at_once() {
         let mut ends = mesh(2);
         let one = ends.pop().unwrap();
-        let waiter =
-            std::thread::spawn(move || (one.receive(Rank(0), tag(0), LONG), Instant::now()));
+        let waiter = std::thread::spawn(move || (one.receive(Rank(0), tag(0), LONG), Instant::now()));
         std::thread::sleep(Duration::from_millis(50));
         let start = Instant::now();
         ends[0].abort_handle().abort(Rank(0), "task 7 failed");
         let (result, end) = waiter.join().unwrap();
-        assert!(matches!(
-            result,
-            Err(TransportError::Aborted { by: Rank(0), .. })
-        ));
+        assert!(matches!(result, Err(TransportError::Aborted { by: Rank(0), .. })));
         assert!(end.duration_since(start) < Duration::from_millis(100));
-        assert!(matches!(
-            ends[0].send(Rank(1), tag(0), payload(0.0)),
-            Err(TransportError::Aborted { .. })
-        ));
+        assert!(matches!(ends[0].send(Rank(1), tag(0), payload(0.0)), Err(TransportError::Aborted { .. })));
     }
 
     #[test]
@@ -292,12 +223,7 @@ mod tests {
         std::thread::scope(|s| {
             s.spawn(move || {
                 memory::set_slot(send_slot);
-                zero.send(
-                    Rank(1),
-                    tag(0),
-                    Payload::new(vec![n], vec![0.5; n]).unwrap(),
-                )
-                .unwrap();
+                zero.send(Rank(1), tag(0), Payload::new(vec![n], vec![0.5; n]).unwrap()).unwrap();
                 assert!(memory::live(send_slot) >= bytes);
             })
             .join()

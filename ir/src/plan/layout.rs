@@ -52,7 +52,8 @@ fn layout_faults(layers: u32, stages: u32, layout: &[u32], path: &str) -> Vec<Fa
     let mut faults = Vec::new();
     if layout.len() != stages as usize {
         let message = format!("{} entries for {stages} stages", layout.len());
-        let help = format!("write {stages} numbers that sum to {layers}, for example {:?}", even_layout(layers, stages));
+        let help =
+            format!("write {stages} numbers that sum to {layers}, for example {:?}", even_layout(layers, stages));
         faults.push(Fault::new(path, "layout::stages", message, help));
     }
     let sum: u64 = layout.iter().map(|n| u64::from(*n)).sum();

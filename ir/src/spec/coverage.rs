@@ -13,7 +13,10 @@ pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
     for (id, task) in table.draft.tasks() {
         let home = table.draft.placement.rank_of(task.action.stage);
         if let Some(home) = home.filter(|home| *home != task.rank) {
-            let message = format!("{} stands on rank {}, but stage {} lives on rank {home}", task.action, task.rank, task.action.stage);
+            let message = format!(
+                "{} stands on rank {}, but stage {} lives on rank {home}",
+                task.action, task.rank, task.action.stage
+            );
             report.add(Rule::Placement, message, format!("move it to rank {home}"), &[id]);
         }
     }
@@ -53,7 +56,12 @@ fn in_order(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: &mu
         let (Some(first), Some(second)) = (first, second) else { return };
         if !table.before(first, second) {
             let [a, b] = [first, second].map(|id| table.draft.task(id).action);
-            report.add(rule, format!("{b} stands before {a}, whose result it needs"), format!("move {a} before {b}"), &[second, first]);
+            report.add(
+                rule,
+                format!("{b} stands before {a}, whose result it needs"),
+                format!("move {a} before {b}"),
+                &[second, first],
+            );
         }
     };
     pair(at(Op::Forward), table.input_gradient(stage, microbatch), Rule::ForwardFirst);

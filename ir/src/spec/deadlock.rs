@@ -34,7 +34,12 @@ pub(super) fn check(draft: &Draft, table: &Table<'_>, semantics: Semantics, repo
             .enumerate()
             .map(|(i, id)| {
                 let next = cycle[(i + 1) % cycle.len()];
-                format!("rank {} waits at {} for rank {}", draft.task(*id).rank, draft.task(*id).action, draft.task(next).rank)
+                format!(
+                    "rank {} waits at {} for rank {}",
+                    draft.task(*id).rank,
+                    draft.task(*id).action,
+                    draft.task(next).rank
+                )
             })
             .collect();
         let message = format!("deadlock under {} sends: {}", semantics.name(), waiting.join(", "));

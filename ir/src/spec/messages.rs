@@ -21,7 +21,8 @@ fn forward(table: &Table<'_>, stage: Stage, next: Option<Stage>, microbatch: Mic
     let message = Message {
         maker: table.get(Op::Forward, stage, microbatch),
         send: (Action::new(stage, Op::SendForward, microbatch), table.get(Op::SendForward, stage, microbatch)),
-        receive: next.map(|to| (Action::new(to, Op::RecvForward, microbatch), table.get(Op::RecvForward, to, microbatch))),
+        receive: next
+            .map(|to| (Action::new(to, Op::RecvForward, microbatch), table.get(Op::RecvForward, to, microbatch))),
         user: next.and_then(|to| table.get(Op::Forward, to, microbatch)),
     };
     message.check(table, crosses(table, Some(stage), next), report);
@@ -36,7 +37,10 @@ fn backward(table: &Table<'_>, stage: Stage, next: Option<Stage>, microbatch: Mi
         let message = Message {
             maker: table.input_gradient(from, microbatch),
             send: (Action::new(from, Op::SendBackward, microbatch), table.get(Op::SendBackward, from, microbatch)),
-            receive: Some((Action::new(stage, Op::RecvBackward, microbatch), table.get(Op::RecvBackward, stage, microbatch))),
+            receive: Some((
+                Action::new(stage, Op::RecvBackward, microbatch),
+                table.get(Op::RecvBackward, stage, microbatch),
+            )),
             user: table.input_gradient(stage, microbatch),
         };
         message.check(table, crosses(table, next, Some(stage)), report);
@@ -75,7 +79,8 @@ impl Message {
         let (receive_action, receive) = self.receive.map_or((send_action, None), |(action, id)| (action, id));
         let Some((from, to)) = crossing else {
             for id in send.into_iter().chain(receive) {
-                let message = format!("{} joins stages of one rank, which need no message", table.draft.task(id).action);
+                let message =
+                    format!("{} joins stages of one rank, which need no message", table.draft.task(id).action);
                 report.add(Rule::MessagePairs, message, "remove it", &[id]);
             }
             return;
@@ -116,7 +121,8 @@ fn channel_order(table: &Table<'_>, report: &mut Report<'_>) {
         let Some(slot) = latest.get_mut(from.index() * ranks + task.rank.index()) else { continue };
         if let Some((earlier_receive, earlier_send)) = slot.filter(|(_, earlier)| *earlier > send) {
             let [a, b] = [earlier_receive, receive].map(|id| table.draft.task(id).action);
-            let message = format!("rank {} receives {a} before {b}, but rank {from} sends them the other way round", task.rank);
+            let message =
+                format!("rank {} receives {a} before {b}, but rank {from} sends them the other way round", task.rank);
             let help = "receive messages of one channel in the order they are sent";
             report.add(Rule::ChannelOrder, message, help, &[earlier_send, send, earlier_receive, receive]);
         }
@@ -158,7 +164,8 @@ fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
                 report.add(Rule::Collective, message, "keep one", several);
             }
             None => {
-                let message = format!("rank {rank} holds a copy of the tied embedding but takes no part in REDUCE_TIED");
+                let message =
+                    format!("rank {rank} holds a copy of the tied embedding but takes no part in REDUCE_TIED");
                 report.add(Rule::Collective, message, format!("add {stage}REDUCE_TIED to rank {rank}"), &tasks);
             }
         }

@@ -50,7 +50,12 @@ pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
         let action = Action::whole_stage(Stage::at(s), Op::OptimizerStep);
         match ids.as_slice() {
             [] if any_optimizer => {
-                report.add(Rule::StepEnd, format!("{action} is missing"), format!("add {action} behind the last backward"), &[]);
+                report.add(
+                    Rule::StepEnd,
+                    format!("{action} is missing"),
+                    format!("add {action} behind the last backward"),
+                    &[],
+                );
             }
             [_, _, ..] => report.add(Rule::StepEnd, format!("{action} stands more than once"), "keep one", ids),
             _ => {}

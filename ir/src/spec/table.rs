@@ -34,7 +34,8 @@ impl<'a> Table<'a> {
             let action = task.action;
             let in_range = action.stage.0 < stages && action.microbatch.is_none_or(|m| m.0 < microbatches);
             if !in_range {
-                let message = format!("{action} is outside the plan of {stages} stages and {microbatches} microbatches");
+                let message =
+                    format!("{action} is outside the plan of {stages} stages and {microbatches} microbatches");
                 let help = format!(
                     "stages run from 0 to {}, microbatches from 0 to {}",
                     stages.saturating_sub(1),
