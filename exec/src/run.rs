@@ -3,7 +3,7 @@
 //! One law: a worker that fails or panics ends the run for all, with an error that names rank, task and reason; the
 //! first failure is the one reported.
 
-use crate::error::RunError;
+use crate::error::{RunError, TaskError};
 use crate::gate::Gate;
 use crate::memory;
 use crate::optimizer::OptimizerConfig;
@@ -11,7 +11,7 @@ use crate::parameters;
 use crate::stage_module::StageModule;
 use crate::stage_runner::StageRunner;
 use crate::transport::threads::{ThreadTransport, mesh};
-use crate::transport::{AbortHandle, Transport};
+use crate::transport::{AbortHandle, Transport, TransportError};
 use crate::worker::{Batches, Context, Failure, Note, Worker};
 use burn::tensor::Device;
 use pipewright_ir::ids::{Rank, Stage};
@@ -126,14 +126,19 @@ pub fn run<M: StageModule>(
     }
 }
 
-/// Notes the first failure and stops everyone else.
+/// Notes the failure that began it, and stops everyone else.
 fn end_run(abort: &AbortHandle, rank: Rank, error: RunError, first: &Mutex<Option<RunError>>) {
-    let consequence = abort.cause().is_some();
     abort.abort(rank, error.to_string());
     let mut first = first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if !consequence || first.is_none() {
-        first.get_or_insert(error);
+    if first.as_ref().is_none_or(|known| is_consequence(known) && !is_consequence(&error)) {
+        *first = Some(error);
     }
+}
+
+/// Whether a rank failed only because another one had: ranks report in any order.
+fn is_consequence(error: &RunError) -> bool {
+    let RunError::Task { reason: TaskError::Transport(reason), .. } = error else { return false };
+    matches!(reason, TransportError::Aborted { .. } | TransportError::PeerGone { .. })
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
