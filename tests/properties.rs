@@ -467,7 +467,7 @@ fn steps_that_overlap_share_the_cores() {
     let schedule = Draft::lower(&program, &weighted(2)).seal().unwrap();
     let costs = UnitCosts { optimizer: 1.0, stage_scale: vec![1.0, 4.0], ..UnitCosts::default() };
     for barrier in [true, false] {
-        let options = Options { steps: 2, barrier, cores: Some(1) };
+        let options = Options { steps: 2, barrier, cores: Some(1), ..Options::default() };
         let timeline = simulate(&schedule, &UnitCost::new(&costs, schedule.placement()), &options);
         assert!(timeline.makespan() >= 40.0 * (1.0 - RELATIVE), "barrier {barrier}: {}", timeline.makespan());
     }

@@ -2,8 +2,9 @@
 //!
 //! One law: it measures stages by themselves, never a schedule, so that a prediction made from it can be wrong.
 //!
-//! The stages of different ranks run at the same time on threads of their own, as many as there are cores, because
-//! ranks that work at once share memory bandwidth and clock; more ranks than cores take turns.
+//! In each round every rank first works alone, in turn, then as many as there are cores work together: a machine shares
+//! memory bandwidth and clock among its ranks, and how much that costs is measured too. Alone and together alternate,
+//! so that a machine whose speed drifts slows both.
 
 use crate::error::{RunError, TaskError};
 use crate::gate::Gate;
@@ -20,6 +21,8 @@ use burn::tensor::{Device, Distribution, Tensor};
 use pipewright_ir::cost_table::{LayoutCosts, Measured, MessageCosts, StageCosts};
 use pipewright_ir::ids::{LayerRange, Rank, Stage};
 use pipewright_ir::placement::Placement;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 /// How much to measure.
@@ -53,6 +56,42 @@ pub struct Layout<'a> {
     pub vocab: u64,
 }
 
+/// What was measured of the stages of one layout. Measurements at different times add up.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    stages: BTreeMap<Stage, StageSamples>,
+}
+
+impl Samples {
+    /// Adds the measurements of another time.
+    pub fn extend(&mut self, other: Samples) {
+        for (stage, samples) in other.stages {
+            match self.stages.entry(stage) {
+                Entry::Vacant(slot) => {
+                    slot.insert(samples);
+                }
+                Entry::Occupied(mut known) => known.get_mut().samples.extend(samples.samples),
+            }
+        }
+    }
+
+    /// The costs of every stage.
+    pub fn costs(&self, layout: &Layout<'_>) -> LayoutCosts {
+        LayoutCosts { stages: self.stages.iter().map(|(stage, samples)| samples.costs(*stage, layout)).collect() }
+    }
+
+    /// How many ranks worked together, and how much longer each stage's forward and backward took than alone.
+    pub fn slowdowns(&self) -> Vec<(usize, f64)> {
+        self.stages.values().filter_map(StageSamples::slowdown).collect()
+    }
+}
+
+/// How much longer a task takes for each further rank at work, from the slowdowns of all layouts.
+pub fn contention(slowdowns: &[(usize, f64)]) -> f64 {
+    let further: Vec<f64> = slowdowns.iter().map(|(ranks, times)| (times - 1.0) / (*ranks as f64 - 1.0)).collect();
+    Measured::of(&further).median.max(0.0)
+}
+
 /// Measures every stage of `layout`, with a device a rank.
 ///
 /// # Errors
@@ -63,85 +102,154 @@ pub fn layout<M: StageModule>(
     build: &impl Build<M>,
     batches: &(impl Batches + ?Sized),
     options: &ProfileOptions,
-) -> Result<LayoutCosts, RunError> {
-    let mut stages = vec![StageCosts::default(); layout.layers.len()];
+) -> Result<Samples, RunError> {
+    let mut samples = Samples::default();
     let ranks: Vec<Rank> = (0..devices.len()).map(Rank::at).collect();
     for wave in ranks.chunks(options.cores.max(1) as usize) {
-        let gate = Gate::new(wave.len());
-        let abort = AbortHandle::new(|| {});
-        let results: Vec<Result<Vec<(Stage, StageCosts)>, RunError>> = std::thread::scope(|scope| {
-            let spawn = |rank: &Rank| {
-                let (rank, gate, abort) = (*rank, &gate, &abort);
+        let shared =
+            Wave { layout, gate: Gate::new(wave.len()), abort: AbortHandle::new(|| {}), ranks: wave.len(), options };
+        let results: Vec<Result<Samples, RunError>> = std::thread::scope(|scope| {
+            let spawn = |(turn, rank): (usize, &Rank)| {
+                let (rank, shared) = (*rank, &shared);
                 scope.spawn(move || {
-                    let result =
-                        profile_rank(layout, rank, &devices[rank.index()], build, batches, options, gate, abort);
+                    let result = shared.profile_rank(turn, rank, &devices[rank.index()], build, batches);
                     if let Err(error) = &result {
-                        abort.abort(rank, error.to_string());
+                        shared.abort.abort(rank, error.to_string());
                     }
                     result
                 })
             };
-            let handles: Vec<_> = wave.iter().map(spawn).collect();
+            let handles: Vec<_> = wave.iter().enumerate().map(spawn).collect();
             let panicked = |rank: &Rank| Err(RunError::Panic { rank: *rank, message: "while profiling".to_owned() });
             handles.into_iter().zip(wave).map(|(h, rank)| h.join().unwrap_or_else(|_| panicked(rank))).collect()
         });
         for result in results {
-            for (stage, costs) in result? {
-                if let Some(slot) = stages.get_mut(stage.index()) {
-                    *slot = costs;
+            samples.extend(result?);
+        }
+    }
+    Ok(samples)
+}
+
+/// Ranks that are measured at the same time.
+struct Wave<'a> {
+    layout: &'a Layout<'a>,
+    gate: Gate,
+    abort: AbortHandle,
+    ranks: usize,
+    options: &'a ProfileOptions,
+}
+
+impl Wave<'_> {
+    /// All stages of one rank: in its turn alone, then with the others.
+    fn profile_rank<M: StageModule, B: Batches + ?Sized>(
+        &self,
+        turn: usize,
+        rank: Rank,
+        device: &Device,
+        build: &impl Build<M>,
+        batches: &B,
+    ) -> Result<Samples, RunError> {
+        let _charged = memory::enter_rank(rank);
+        let training = device.clone().autodiff();
+        let mut probes = Vec::new();
+        for stage in self.layout.placement.stages_of(rank) {
+            let module = build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.0, reason })?;
+            probes.push(Probe::new(self.layout, stage, rank, device, module, self.options.optimizer));
+        }
+        for round in 0..self.options.warmup + self.options.rounds {
+            for phase in 0..=self.ranks {
+                self.gate.wait(&self.abort);
+                let together = phase == self.ranks;
+                if phase != turn && !together || together && self.ranks == 1 {
+                    continue;
+                }
+                for probe in &mut probes {
+                    let task = format!("profile of stage {}", probe.stage);
+                    let failed = |reason| RunError::Task { rank, task, step: u64::from(round), reason };
+                    let at_work = if together { self.ranks } else { 1 };
+                    let samples = probe.round(batches, u64::from(round), at_work).map_err(failed)?;
+                    if round >= self.options.warmup {
+                        probe.samples.samples.extend(samples);
+                    }
                 }
             }
         }
+        Ok(Samples { stages: probes.into_iter().map(|probe| (probe.stage, probe.samples)).collect() })
     }
-    Ok(LayoutCosts { stages })
-}
-
-/// All stages of one rank, in turn, in step with the other ranks of the wave.
-fn profile_rank<M: StageModule, B: Batches + ?Sized>(
-    layout: &Layout<'_>,
-    rank: Rank,
-    device: &Device,
-    build: &impl Build<M>,
-    batches: &B,
-    options: &ProfileOptions,
-    gate: &Gate,
-    abort: &AbortHandle,
-) -> Result<Vec<(Stage, StageCosts)>, RunError> {
-    let _charged = memory::enter_rank(rank);
-    let training = device.clone().autodiff();
-    let mut probes = Vec::new();
-    for stage in layout.placement.stages_of(rank) {
-        let module = build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.0, reason })?;
-        probes.push(Probe::new(layout, stage, rank, device, module, options.optimizer));
-    }
-    for round in 0..options.warmup + options.rounds {
-        gate.wait(abort);
-        for probe in &mut probes {
-            let task = format!("profile of stage {}", probe.stage);
-            let failed = |reason| RunError::Task { rank, task, step: u64::from(round), reason };
-            let samples = probe.round(batches, u64::from(round)).map_err(failed)?;
-            if round >= options.warmup {
-                probe.samples.extend(samples);
-            }
-        }
-    }
-    Ok(probes.into_iter().map(|probe| (probe.stage, probe.costs(layout))).collect())
 }
 
 /// One measurement.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Sample {
     kind: Kind,
+    /// Ranks at work at the same time, this one included.
+    at_work: usize,
     seconds: f64,
     /// Live bytes before, most while it ran, after [B].
     memory: [u64; 3],
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Forward,
     Backward,
     Optimizer,
+}
+
+/// What was measured of one stage.
+#[derive(Clone, Debug)]
+struct StageSamples {
+    parameters: u64,
+    state_bytes: u64,
+    samples: Vec<Sample>,
+}
+
+impl StageSamples {
+    fn of(&self, kind: Kind, together: bool) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(move |s| s.kind == kind && (s.at_work > 1) == together)
+    }
+
+    fn time(&self, kind: Kind, together: bool) -> Measured {
+        Measured::of(&self.of(kind, together).map(|s| s.seconds).collect::<Vec<_>>())
+    }
+
+    /// The median of a size over all measurements [B].
+    fn bytes(&self, kind: Kind, size: fn(&[u64; 3]) -> u64) -> u64 {
+        let mut sizes: Vec<u64> = self.of(kind, false).map(|s| size(&s.memory)).collect();
+        sizes.sort_unstable();
+        sizes.get(sizes.len() / 2).copied().unwrap_or(0)
+    }
+
+    fn slowdown(&self) -> Option<(usize, f64)> {
+        let at_work = self.samples.iter().map(|s| s.at_work).max().filter(|n| *n > 1)?;
+        let both = |together| self.time(Kind::Forward, together).median + self.time(Kind::Backward, together).median;
+        Some((at_work, both(true) / both(false)))
+    }
+
+    fn costs(&self, stage: Stage, layout: &Layout<'_>) -> StageCosts {
+        let (first, last) = (stage == Stage(0), stage == layout.placement.last());
+        let hidden_bytes = layout.hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;
+        let tokens = layout.hidden.iter().take(2).map(|n| *n as u64).product::<u64>();
+        let kept = self.bytes(Kind::Forward, |[before, _, after]| after.saturating_sub(*before));
+        let logits = if last { (tokens * layout.vocab * FP32).min(kept) } else { 0 };
+        let over = self.bytes(Kind::Backward, |[before, peak, _]| peak.saturating_sub(*before));
+        let layers = layout.layers.get(stage.index()).copied().unwrap_or_default();
+        StageCosts {
+            layers: [layers.start, layers.end],
+            forward: self.time(Kind::Forward, false),
+            backward: self.time(Kind::Backward, false),
+            optimizer: self.time(Kind::Optimizer, false),
+            activations: kept - logits,
+            logits,
+            forward_workspace: self.bytes(Kind::Forward, |[_, peak, after]| peak.saturating_sub(*after)),
+            // The gradient of the input is a buffer of its own.
+            backward_workspace: if first { over } else { over.saturating_sub(hidden_bytes) },
+            optimizer_workspace: self.bytes(Kind::Optimizer, |[before, peak, _]| peak.saturating_sub(*before)),
+            parameters: self.parameters * FP32,
+            gradients: self.parameters * FP32,
+            optimizer_state: self.state_bytes,
+        }
+    }
 }
 
 /// One stage under measurement.
@@ -150,13 +258,11 @@ struct Probe<M: StageModule> {
     rank: Rank,
     device: Device,
     runner: StageRunner<M>,
-    parameters: u64,
-    state_bytes: u64,
     /// A plain `[B, S, H]` tensor that stands for the input, and for the gradient of the output.
     hidden: Tensor<3>,
     first: bool,
     last: bool,
-    samples: Vec<Sample>,
+    samples: StageSamples,
 }
 
 impl<M: StageModule> Probe<M> {
@@ -169,35 +275,46 @@ impl<M: StageModule> Probe<M> {
         optimizer: OptimizerConfig,
     ) -> Self {
         let parameters = parameters::count(&module);
+        let state_bytes = parameters * optimizer.state_bytes_per_parameter();
         Self {
             stage,
             rank,
             device: device.clone(),
-            parameters,
-            state_bytes: parameters * optimizer.state_bytes_per_parameter(),
             runner: StageRunner::new(module, optimizer),
             hidden: Tensor::random(layout.hidden, Distribution::Normal(0.0, 1.0), device),
             first: stage == Stage(0),
             last: stage == layout.placement.last(),
-            samples: Vec::new(),
+            samples: StageSamples { parameters, state_bytes, samples: Vec::new() },
         }
     }
 
-    fn round<B: Batches + ?Sized>(&mut self, batches: &B, round: u64) -> Result<Vec<Sample>, TaskError> {
+    /// Some microbatches forward and backward and an optimizer step, with `at_work` ranks working.
+    fn round<B: Batches + ?Sized>(
+        &mut self,
+        batches: &B,
+        round: u64,
+        at_work: usize,
+    ) -> Result<Vec<Sample>, TaskError> {
         let mut samples = Vec::new();
-        for microbatch in 0..MICROBATCHES {
-            let (sample, output) = self.timed(Kind::Forward, |probe| probe.forward(batches, round, microbatch))?;
-            samples.push(sample);
-            drop(output);
+        let mut note = |sample: Sample| samples.push(Sample { at_work, ..sample });
+        // Two microbatches in flight, as in the steady state of 1F1B: with one alone, backward would find everything
+        // that forward kept still in the caches.
+        for next in 0..=MICROBATCHES {
+            if next < MICROBATCHES {
+                let (sample, output) = self.timed(Kind::Forward, |probe| probe.forward(batches, round, next))?;
+                note(sample);
+                drop(output);
+            }
+            let Some(microbatch) = next.checked_sub(1) else { continue };
             let gradient = (!self.last).then(|| self.hidden.clone() * 1e-4);
             let (sample, _) = self.timed(Kind::Backward, |probe| probe.runner.backward(microbatch, gradient))?;
             // The first backward of a step also makes the gradient buffers; the schedule accounts for those apart.
             if microbatch > 0 {
-                samples.push(sample);
+                note(sample);
             }
         }
         let (sample, ()) = self.timed(Kind::Optimizer, |probe| probe.runner.step())?;
-        samples.push(sample);
+        note(sample);
         Ok(samples)
     }
 
@@ -223,38 +340,8 @@ impl<M: StageModule> Probe<M> {
         let begin = Instant::now();
         let result = run(self)?;
         let seconds = begin.elapsed().as_secs_f64();
-        Ok((Sample { kind, seconds, memory: [before, memory::peak(slot), memory::live(slot)] }, result))
-    }
-
-    fn costs(&self, layout: &Layout<'_>) -> StageCosts {
-        let of = |kind: Kind| self.samples.iter().filter(move |s| s.kind == kind);
-        let time = |kind| Measured::of(&of(kind).map(|s| s.seconds).collect::<Vec<_>>());
-        let bytes = |kind, size: fn(&[u64; 3]) -> u64| {
-            let mut sizes: Vec<u64> = of(kind).map(|s| size(&s.memory)).collect();
-            sizes.sort_unstable();
-            sizes.get(sizes.len() / 2).copied().unwrap_or(0)
-        };
-        let hidden_bytes = layout.hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;
-        let tokens = layout.hidden.iter().take(2).map(|n| *n as u64).product::<u64>();
-        let kept = bytes(Kind::Forward, |[before, _, after]| after.saturating_sub(*before));
-        let logits = if self.last { (tokens * layout.vocab * FP32).min(kept) } else { 0 };
-        let over = bytes(Kind::Backward, |[before, peak, _]| peak.saturating_sub(*before));
-        let layers = layout.layers.get(self.stage.index()).copied().unwrap_or_default();
-        StageCosts {
-            layers: [layers.start, layers.end],
-            forward: time(Kind::Forward),
-            backward: time(Kind::Backward),
-            optimizer: time(Kind::Optimizer),
-            activations: kept - logits,
-            logits,
-            forward_workspace: bytes(Kind::Forward, |[_, peak, after]| peak.saturating_sub(*after)),
-            // The gradient of the input is a buffer of its own.
-            backward_workspace: if self.first { over } else { over.saturating_sub(hidden_bytes) },
-            optimizer_workspace: bytes(Kind::Optimizer, |[before, peak, _]| peak.saturating_sub(*before)),
-            parameters: self.parameters * FP32,
-            gradients: self.parameters * FP32,
-            optimizer_state: self.state_bytes,
-        }
+        let memory = [before, memory::peak(slot), memory::live(slot)];
+        Ok((Sample { kind, at_work: 1, seconds, memory }, result))
     }
 }
 

@@ -31,7 +31,7 @@ impl Measured {
     }
 }
 
-/// Measured costs of one stage and one microbatch.
+/// Measured costs of one stage and one microbatch, while no other rank works.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StageCosts {
@@ -93,6 +93,9 @@ pub struct CostTable {
     pub device: String,
     /// Cores that ranks share [count]; ranks beyond it wait for each other.
     pub cores: u32,
+    /// How much longer a task takes for each further rank that works at the same time, as a share of its time alone:
+    /// ranks of one machine share memory bandwidth, caches and clock. 0 is no contention.
+    pub contention: f64,
     /// The job it is for: model, microbatch and sequence; a table is refused for another job.
     pub job: String,
     /// One entry for each way of cutting that was measured.

@@ -4,8 +4,8 @@
 //! the graph, so no queue of events is needed: `start = max over predecessors (end + latency)`.
 
 use crate::Options;
-use crate::core_limit;
 use crate::cost::CostModel;
+use crate::shared::{self, Machine};
 use petgraph::Direction;
 use petgraph::visit::EdgeRef;
 use pipewright_ir::ids::TaskId;
@@ -93,12 +93,12 @@ impl Engine {
     pub fn run(&self, options: &Options) -> Timeline {
         let mut ends = vec![0.0; self.tasks + self.lane_tails.len()];
         let mut spans = vec![Span::default(); self.tasks * options.steps];
-        match options.cores {
-            Some(cores) if !options.barrier => core_limit::run(self, cores, &mut ends, &mut spans),
-            cores => {
+        match Machine::of(options) {
+            Some(machine) if !options.barrier => shared::run(self, machine, &mut ends, &mut spans),
+            machine => {
                 for slice in spans.chunks_exact_mut(self.tasks.max(1)) {
-                    match cores {
-                        Some(cores) => core_limit::run(self, cores, &mut ends, slice),
+                    match machine {
+                        Some(machine) => shared::run(self, machine, &mut ends, slice),
                         None => self.run_step(&mut ends, slice),
                     }
                     self.carry_over(&mut ends, options.barrier);

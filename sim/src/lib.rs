@@ -18,9 +18,9 @@
 //! assert_eq!(timeline.makespan(), 33.0); // (m + p - 1)(F + B) = 11 x 3
 //! ```
 
-mod core_limit;
 pub mod cost;
 mod engine;
+mod shared;
 
 pub use engine::Engine;
 
@@ -29,7 +29,7 @@ use pipewright_ir::schedule::Schedule;
 use pipewright_ir::timeline::Timeline;
 
 /// How to run a schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Steps back to back.
     pub steps: usize,
@@ -38,11 +38,14 @@ pub struct Options {
     pub barrier: bool,
     /// How many cores all ranks share; compute tasks beyond it slow each other down. `None` is a device a rank.
     pub cores: Option<u32>,
+    /// How much longer a compute task takes for each further one that runs at the same time, as a share of its time
+    /// alone. 0 is no contention.
+    pub contention: f64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { steps: 1, barrier: false, cores: None }
+        Self { steps: 1, barrier: false, cores: None, contention: 0.0 }
     }
 }
 

@@ -59,16 +59,17 @@ fn save_both(picture: &Picture, folder: &Path, name: &str) -> Result<(), Failure
 /// Predictions against measurements on this machine.
 #[cfg(feature = "exec")]
 mod measured {
-    use super::super::execute::Job;
+    use super::super::execute::{Job, Profiler};
     use super::super::profile;
-    use super::super::run::median;
+    use super::super::run::{median, unsound};
     use super::super::verify::{self, Row};
     use super::*;
     use pipewright::exec::reference::Reference;
     use pipewright::exec::run::Run;
     use pipewright::ir::metrics::Metrics;
     use pipewright::ir::plan::Plan;
-    use pipewright::ir::timeline::Timeline;
+    use pipewright::ir::timeline::{Source, Timeline};
+    use pipewright::ir::workload::Workload;
     use pipewright::report::json::RunRow;
     use pipewright::report::table::{TimeScale, mebibytes, percent, table};
     use pipewright::report::{self, memory_against, predicted_against_measured};
@@ -76,6 +77,13 @@ mod measured {
 
     /// Steps whose every gradient is compared with one device.
     const VERIFIED_STEPS: u64 = 3;
+
+    /// Profile and runs alternate in turns, so that a machine whose speed drifts slows both alike.
+    const TURNS: usize = 8;
+    /// Rounds of the profile in a turn.
+    const ROUNDS: u32 = 2;
+    /// Steps of each schedule in a turn after the first, which trains for all steps.
+    const TURN_STEPS: u64 = 3;
 
     #[derive(Serialize)]
     struct Answer {
@@ -115,25 +123,41 @@ mod measured {
         let job = Job::of(loaded, &args.execute)?;
         let ranks = loaded.plans.first().map_or(1, Plan::ranks);
         let limit = job.cores().filter(|cores| ranks > *cores);
-        let costs = match &loaded.scenario.costs {
-            Some(written) if written.file.is_some() => Costs::of(loaded)?,
-            _ => {
-                let costs = job.profile(&loaded.plans)?;
-                profile::write(&costs, &folder.join("costs.json"))?;
-                Costs::Table(costs)
+        let written = match &loaded.scenario.costs {
+            Some(costs) if costs.file.is_some() => Some(Costs::of(loaded)?),
+            _ => None,
+        };
+        let mut profiler = Profiler::new(&job, &loaded.plans);
+        let mut runs: Vec<Vec<Run>> = vec![Vec::new(); loaded.plans.len()];
+        for turn in 0..TURNS {
+            if written.is_none() {
+                profiler.turn(ROUNDS)?;
+            }
+            let steps = if turn == 0 { job.steps } else { job.steps.min(TURN_STEPS) };
+            for (plan, runs) in loaded.plans.iter().zip(&mut runs) {
+                let workload = Workload::abstract_stages(plan.placement().stages());
+                let schedule = plan.schedule(&workload).map_err(|v| unsound(&v))?;
+                runs.push(job.run(plan, &schedule, steps, false)?);
+            }
+        }
+        let costs = match written {
+            Some(costs) => costs,
+            None => {
+                let table = profiler.table()?;
+                profile::write(&table, &folder.join("costs.json"))?;
+                Costs::Table(table)
             }
         };
-        let options = Options { cores: limit, ..Options::default() };
+        let options = Options::default();
         let predictions =
             loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
         let microbatches = loaded.plans.first().map_or(1, |p| p.batch.microbatches * p.batch.rounds);
         let reference = job.reference(microbatches, job.steps, VERIFIED_STEPS.min(job.steps))?;
         let (mut rows, mut steps) = (Vec::new(), Vec::new());
-        for (plan, predicted) in loaded.plans.iter().zip(&predictions) {
-            let run = job.run(plan, &predicted.schedule, job.steps, false)?;
+        for ((plan, predicted), runs) in loaded.plans.iter().zip(&predictions).zip(&runs) {
             let verified = verify::verify(&job, plan, &reference)?;
-            let step = median_step(&run);
-            rows.push(row(plan, predicted, &run, &step, &reference, verified));
+            let step = median_step(runs);
+            rows.push(row(plan, predicted, runs, &step, &reference, verified));
             steps.push(step);
         }
         draw_predictions(loaded, &costs, &predictions, &folder)?;
@@ -158,33 +182,39 @@ mod measured {
         Ok(if answer.ok { exit::FINE } else { exit::NO })
     }
 
-    /// The step whose time is the median over all steps but the first, which warms up.
-    fn median_step(run: &Run) -> Timeline {
-        let seconds = run.step_seconds();
-        let from = usize::from(seconds.len() > 1);
-        let middle = median(&seconds[from..]);
-        let step = seconds.iter().skip(from).position(|s| *s == middle).map_or(0, |i| i + from);
-        run.timeline.step(step)
+    /// The step whose time is the median over all steps of all turns but the first of each, which warms up.
+    fn median_step(runs: &[Run]) -> Timeline {
+        let mut steps = Vec::new();
+        for run in runs {
+            let seconds = run.step_seconds();
+            let from = usize::from(seconds.len() > 1);
+            steps.extend(seconds.into_iter().enumerate().skip(from).map(|(step, seconds)| (seconds, step, run)));
+        }
+        steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let empty = Timeline { source: Source::Measured, tasks: 0, spans: Vec::new(), memory: Vec::new() };
+        steps.get(steps.len() / 2).map_or(empty, |(_, step, run)| run.timeline.step(*step))
     }
 
     fn row(
         plan: &Plan,
         predicted: &Predicted,
-        run: &Run,
+        runs: &[Run],
         step: &Timeline,
         reference: &Reference,
         verify: Row,
     ) -> Measured {
         let metrics = Metrics::of(&predicted.schedule, step);
-        let differences = run.losses.iter().zip(&reference.losses).map(|(a, b)| (a - b).abs());
+        // The first turn trains for all steps.
+        let losses = runs.first().map_or_else(Vec::new, |run| run.losses.clone());
+        let differences = losses.iter().zip(&reference.losses).map(|(a, b)| (a - b).abs());
         Measured {
             predicted: RunRow::new(plan, &predicted.metrics, 1),
             measured_step_seconds: metrics.makespan,
             step_error: predicted.metrics.makespan / metrics.makespan - 1.0,
             measured_bubble_fraction: metrics.bubble_fraction,
             measured_peak_memory_bytes: step.memory.iter().map(|m| m.peak).max().unwrap_or(0),
-            losses: run.losses.clone(),
             max_loss_diff_all_steps: differences.fold(0.0, f64::max),
+            losses,
             verify,
         }
     }

@@ -9,11 +9,11 @@ use pipewright::exec::device::{self, Device, DeviceKind};
 use pipewright::exec::gpt::GptStage;
 use pipewright::exec::memory;
 use pipewright::exec::optimizer::OptimizerConfig;
-use pipewright::exec::profile::{self, Layout, ProfileOptions};
+use pipewright::exec::profile::{self, Layout, ProfileOptions, Samples};
 use pipewright::exec::reference::{self, Reference};
 use pipewright::exec::run::{self, Run, RunOptions};
 use pipewright::exec::worker::TextBatches;
-use pipewright::ir::cost_table::CostTable;
+use pipewright::ir::cost_table::{CostTable, MessageCosts};
 use pipewright::ir::ids::{LayerRange, Stage};
 use pipewright::ir::model::{ModelShape, StagePart};
 use pipewright::ir::plan::Plan;
@@ -109,6 +109,22 @@ impl Job {
         (self.kind == DeviceKind::Cpu).then(|| u32::try_from(cores).unwrap_or(u32::MAX))
     }
 
+    /// The same as a number that never limits where there is no limit.
+    fn shared_cores(&self) -> u32 {
+        self.cores().unwrap_or(u32::MAX)
+    }
+
+    /// How a plan cuts the model, for the profile.
+    fn layout<'p>(&self, plan: &'p Plan) -> Layout<'p> {
+        let batch = plan.batch;
+        Layout {
+            placement: plan.placement(),
+            layers: &plan.layers,
+            hidden: [batch.micro_batch_size, batch.seq_length, self.shape.hidden_size].map(|n| n as usize),
+            vocab: u64::from(self.shape.vocab_size),
+        }
+    }
+
     fn build(&self, part: StagePart, device: &Device) -> Result<GptStage, String> {
         GptStage::new(&self.shape, part, self.seed, device).map_err(|error| error.to_string())
     }
@@ -141,43 +157,66 @@ impl Job {
         bar.finish_and_clear();
         result.map_err(|error| Failure::Execution(format!("the run on one device failed: {error}")))
     }
+}
 
-    /// Measures the costs of every way in which the plans cut the model.
-    pub(crate) fn profile(&self, plans: &[Plan]) -> Result<CostTable, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::Execution(format!("the profile failed: {error}"));
-        let cores = self.cores().unwrap_or(u32::MAX);
-        let Some(first) = plans.first() else { return Ok(CostTable::default()) };
-        let hidden = [first.batch.micro_batch_size, first.batch.seq_length, self.shape.hidden_size].map(|n| n as usize);
-        let options = ProfileOptions { warmup: 2, rounds: 6, cores, optimizer: self.optimizer };
-        let mut table = CostTable {
-            schema_version: 1,
-            device: device::describe(self.kind, &self.devices(first.ranks())?),
-            cores,
-            job: first.job.clone(),
-            ..CostTable::default()
-        };
-        let bar = progress::bar("profile", plans.len() as u64);
+/// Measures the costs of every way in which some plans cut the model, in as many turns as one likes.
+pub(crate) struct Profiler<'a> {
+    job: &'a Job,
+    /// A plan for each way of cutting, and what was measured of it.
+    layouts: Vec<(&'a Plan, Samples)>,
+}
+
+impl<'a> Profiler<'a> {
+    pub(crate) fn new(job: &'a Job, plans: &'a [Plan]) -> Self {
+        let mut layouts: Vec<(&Plan, Samples)> = Vec::new();
         for plan in plans {
-            if table.layout(&plan.layers).is_none() {
-                let layout = Layout {
-                    placement: plan.placement(),
-                    layers: &plan.layers,
-                    hidden,
-                    vocab: u64::from(self.shape.vocab_size),
-                };
-                let build = |stage: Stage, device: &Device| self.build(plan.part(stage), device);
-                let devices = self.devices(plan.ranks())?;
-                let costs = profile::layout::<GptStage>(&layout, &devices, &build, &self.batches, &options);
-                table.layouts.push(costs.map_err(|e| failed(&e))?);
+            if layouts.iter().all(|(known, _)| known.layers != plan.layers) {
+                layouts.push((plan, Samples::default()));
             }
+        }
+        Self { job, layouts }
+    }
+
+    /// Measures every layout for `rounds` rounds.
+    pub(crate) fn turn(&mut self, rounds: u32) -> Result<(), Failure> {
+        let job = self.job;
+        let options = ProfileOptions { warmup: 1, rounds, cores: job.shared_cores(), optimizer: job.optimizer };
+        let bar = progress::bar("profile", self.layouts.len() as u64);
+        for (plan, samples) in &mut self.layouts {
+            let build = |stage: Stage, device: &Device| job.build(plan.part(stage), device);
+            let devices = job.devices(plan.ranks())?;
+            let measured = profile::layout::<GptStage>(&job.layout(plan), &devices, &build, &job.batches, &options);
+            samples.extend(measured.map_err(|error| profile_failed(&error))?);
             bar.inc(1);
         }
-        if let Some([a, b, ..]) = Some(self.devices(first.ranks())?.as_slice()).filter(|d| d.len() > 1) {
-            table.message = profile::message(hidden, &[a.clone(), b.clone()], 50).map_err(|e| failed(&e))?;
-        }
         bar.finish_and_clear();
-        Ok(table)
+        Ok(())
     }
+
+    /// The costs measured so far, and those of a message.
+    pub(crate) fn table(&self) -> Result<CostTable, Failure> {
+        let Some((first, _)) = self.layouts.first() else { return Ok(CostTable::default()) };
+        let devices = self.job.devices(first.ranks())?;
+        let message = match devices.as_slice() {
+            [a, b, ..] => profile::message(self.job.layout(first).hidden, &[a.clone(), b.clone()], 50)
+                .map_err(|error| profile_failed(&error))?,
+            _ => MessageCosts::default(),
+        };
+        let slowdowns: Vec<(usize, f64)> = self.layouts.iter().flat_map(|(_, samples)| samples.slowdowns()).collect();
+        Ok(CostTable {
+            schema_version: 1,
+            device: device::describe(self.job.kind, &devices),
+            cores: self.job.shared_cores(),
+            contention: profile::contention(&slowdowns),
+            job: first.job.clone(),
+            layouts: self.layouts.iter().map(|(plan, samples)| samples.costs(&self.job.layout(plan))).collect(),
+            message,
+        })
+    }
+}
+
+fn profile_failed(error: &dyn std::fmt::Display) -> Failure {
+    Failure::Execution(format!("the profile failed: {error}"))
 }
 
 /// Knobs of the scenario that this version predicts or plans but cannot execute.

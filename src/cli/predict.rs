@@ -54,6 +54,18 @@ impl Costs {
         }
     }
 
+    /// Options for a plan: a table was measured on a machine whose ranks share cores and bandwidth.
+    fn on_machine(&self, plan: &Plan, options: &Options) -> Options {
+        match self {
+            Costs::Unit(_) => *options,
+            Costs::Table(table) => Options {
+                cores: options.cores.or((plan.ranks() > table.cores).then_some(table.cores)),
+                contention: table.contention,
+                ..*options
+            },
+        }
+    }
+
     /// Predicts one plan.
     pub(crate) fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
         let schedule = plan.schedule(&self.workload(plan)).map_err(|violations| unsound(plan, &violations))?;
@@ -73,7 +85,7 @@ impl Costs {
                 &table
             }
         };
-        let timeline = simulate(&schedule, cost, options);
+        let timeline = simulate(&schedule, cost, &self.on_machine(plan, options));
         let metrics = Metrics::of(&schedule, &timeline);
         Ok(Predicted { schedule, timeline, metrics })
     }

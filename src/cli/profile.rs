@@ -1,16 +1,21 @@
 //! `profile`: what each task costs on this machine, as a file that `simulate` predicts from.
 
 use super::args::ProfileArgs;
-use super::execute::Job;
+use super::execute::{Job, Profiler};
 use super::failure::Failure;
 use super::{exit, load, output};
 use pipewright::ir::cost_table::CostTable;
-use pipewright::report::table::{TimeScale, table};
+use pipewright::report::table::{TimeScale, percent, table};
+
+/// Rounds of a profile; a round is four microbatches and an optimizer step of every stage, alone and together.
+const ROUNDS: u32 = 10;
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<u8, Failure> {
     let loaded = load::load(&args.source.file, &args.source.schedule)?;
     let job = Job::of(&loaded, &args.execute)?;
-    let costs = job.profile(&loaded.plans)?;
+    let mut profiler = Profiler::new(&job, &loaded.plans);
+    profiler.turn(ROUNDS)?;
+    let costs = profiler.table()?;
     write(&costs, &args.output)?;
     output::result(&text(&costs))?;
     output::note(&format!("written to {}", args.output.display()));
@@ -42,6 +47,10 @@ fn text(costs: &CostTable) -> String {
         };
         let rows: Vec<Vec<String>> = layout.stages.iter().enumerate().map(row).collect();
         text.push_str(&table(&headers, &rows));
+    }
+    if costs.contention > 0.0 {
+        let share = percent(costs.contention);
+        text.push_str(&format!("a task takes {share} longer for each further rank that works at the same time\n"));
     }
     let message = &costs.message;
     if message.bytes > 0 {

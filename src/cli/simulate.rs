@@ -16,7 +16,8 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
     let loaded = load::load(&args.source.file, &args.source.schedule)?;
     loaded.warn();
     let costs = Costs::of(&loaded)?;
-    let options = Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores };
+    let options =
+        Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores, ..Options::default() };
     let mut predictions = Vec::new();
     for plan in &loaded.plans {
         predictions.push(costs.predict(plan, &options)?);

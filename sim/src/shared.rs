@@ -1,9 +1,11 @@
-//! More ranks than cores: compute tasks share the cores.
+//! Ranks that share a machine: cores, when there are more ranks than cores, and memory bandwidth, caches and clock.
 //!
-//! With `n` compute tasks running on `c` cores each goes at the rate `min(1, c / n)`, as fair time slices give it
-//! (processor sharing). Time then depends on what else runs, so events are taken in order of time from a heap; steps
-//! without a barrier between them share the cores too and run in one loop.
+//! With `n` compute tasks running on `c` cores, `k = min(n, c)` of them really run at a time. Each goes at the rate
+//! `k / n` (fair time slices: processor sharing) `/ (1 + contention (k - 1))`. Time then depends on what else runs, so
+//! events are taken in order of time from a heap; steps without a barrier between them share the machine too and run in
+//! one loop.
 
+use crate::Options;
 use crate::engine::Engine;
 use ordered_float::OrderedFloat;
 use pipewright_ir::ids::TaskId;
@@ -17,14 +19,36 @@ struct Running {
     remaining: f64,
 }
 
+/// What ranks share.
+#[derive(Clone, Copy)]
+pub(crate) struct Machine {
+    cores: f64,
+    contention: f64,
+}
+
+impl Machine {
+    /// `None` where every rank has a device of its own that no other rank slows down.
+    pub(crate) fn of(options: &Options) -> Option<Self> {
+        let shared = options.cores.is_some() || options.contention > 0.0;
+        let cores = options.cores.map_or(f64::INFINITY, |cores| f64::from(cores.max(1)));
+        shared.then_some(Self { cores, contention: options.contention.max(0.0) })
+    }
+
+    /// The rate at which each of `n` compute tasks goes on; 1 is alone.
+    fn rate(self, n: usize) -> f64 {
+        let n = n.max(1) as f64;
+        let working = n.min(self.cores);
+        working / n / (1.0 + self.contention * (working - 1.0))
+    }
+}
+
 /// Runs `spans.len() / tasks` steps that overlap where they can, from lanes that are free at `ends`.
-pub(crate) fn run(engine: &Engine, cores: u32, ends: &mut [f64], spans: &mut [Span]) {
-    let cores = f64::from(cores.max(1));
+pub(crate) fn run(engine: &Engine, machine: Machine, ends: &mut [f64], spans: &mut [Span]) {
     let mut waiting = Waiting::new(engine, ends, spans.len());
     let mut running: Vec<Running> = Vec::new();
     let mut now = 0.0;
     loop {
-        let rate = (cores / running.len().max(1) as f64).min(1.0);
+        let rate = machine.rate(running.len());
         let finish = running.iter().map(|r| now + r.remaining / rate).min_by(f64::total_cmp);
         let arrival = waiting.ready.peek().map(|Reverse((time, _))| time.0);
         let Some(next) = finish.into_iter().chain(arrival).min_by(f64::total_cmp) else { break };
