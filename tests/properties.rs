@@ -40,7 +40,7 @@ fn config() -> Config {
 }
 
 fn timeline(plan: &Plan, schedule: &Schedule, cores: Option<u32>) -> Timeline {
-    let options = Options { steps: plan.steps, barrier: plan.barrier, cores };
+    let options = Options { steps: plan.steps, barrier: plan.barrier, cores, ..Options::default() };
     simulate(schedule, &UnitCost::new(&plan.costs, schedule.placement()), &options)
 }
 

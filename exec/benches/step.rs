@@ -4,6 +4,8 @@
 //! The model is that of the peer in README.md: 8 layers, hidden 256, 8 heads, sequences of 128, vocabulary 256,
 //! microbatches of 4, 8 microbatches, untied head, fp32, SGD. All measurements take turns, step by step, so that a
 //! machine that slows down slows them all.
+#![expect(clippy::unwrap_used, reason = "a bench of something that cannot be built should stop")]
+#![expect(clippy::print_stdout, reason = "its result")]
 
 use pipewright_exec::data::TextData;
 use pipewright_exec::device::Device;

@@ -23,6 +23,7 @@ pub(crate) enum Input {
 }
 
 /// What a stage makes.
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for a moment; a box would be an allocation a task")]
 pub(crate) enum Output {
     /// Its output `[B, S, H]`, plain, for the next stage.
     Hidden(Tensor<3>),

@@ -1,4 +1,5 @@
 //! `cargo bench -p pipewright-sim`: tasks per second of the engine, and the whole way from parameters to a timeline.
+#![expect(clippy::unwrap_used, reason = "a bench of something that cannot be built should stop")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pipewright_ir::passes::{add_optimizer_step, add_send_recv};

@@ -8,7 +8,7 @@ use super::simulate::{report_run, save, simulation, text};
 use super::{exit, load, output};
 use pipewright::report::{Picture, TimeUnit, comparison, gantt, memory, trace};
 use pipewright::sim::Options;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     let loaded = load::load(&args.source.file, &args.source.schedule)?;
@@ -16,13 +16,13 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     let folder = args.out.join(output::slug(&loaded.scenario.name));
     #[cfg(feature = "exec")]
     if loaded.scenario.execute.is_some() && !args.predict_only {
-        return measured::run(args, &loaded, folder);
+        return measured::run(args, &loaded, &folder);
     }
-    predicted(args, &loaded, folder)
+    predicted(args, &loaded, &folder)
 }
 
 /// Predictions alone.
-fn predicted(args: &CompareArgs, loaded: &Loaded, folder: PathBuf) -> Result<u8, Failure> {
+fn predicted(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, Failure> {
     let costs = Costs::of(loaded)?;
     let options = Options::default();
     let predictions = loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
@@ -31,7 +31,7 @@ fn predicted(args: &CompareArgs, loaded: &Loaded, folder: PathBuf) -> Result<u8,
     } else {
         output::result(&text(loaded, &costs, &predictions, &options))?;
     }
-    draw_predictions(loaded, &costs, &predictions, &folder)?;
+    draw_predictions(loaded, &costs, &predictions, folder)?;
     output::note(&format!("pictures and traces are in {}", folder.display()));
     Ok(exit::FINE)
 }
@@ -119,7 +119,7 @@ mod measured {
         verify: Row,
     }
 
-    pub(super) fn run(args: &CompareArgs, loaded: &Loaded, folder: PathBuf) -> Result<u8, Failure> {
+    pub(super) fn run(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, Failure> {
         let job = Job::of(loaded, &args.execute)?;
         let ranks = loaded.plans.first().map_or(1, Plan::ranks);
         let limit = job.cores().filter(|cores| ranks > *cores);
@@ -160,8 +160,8 @@ mod measured {
             rows.push(row(plan, predicted, runs, &step, &reference, verified));
             steps.push(step);
         }
-        draw_predictions(loaded, &costs, &predictions, &folder)?;
-        draw(loaded, &predictions, &steps, limit.is_some(), &folder)?;
+        draw_predictions(loaded, &costs, &predictions, folder)?;
+        draw(loaded, &predictions, &steps, limit.is_some(), folder)?;
         let answer = Answer {
             schema_version: 1,
             scenario: loaded.scenario.name.clone(),

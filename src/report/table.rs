@@ -1,11 +1,17 @@
 //! Tables for people: numbers right-aligned, one scale a column, the unit in the header.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+
+/// Lines above, below and under the headers, none between rows.
+const STYLE: TableStyle = TableStyle::new()
+    .top_border(LineStyle::none().fill('─').junction('─'))
+    .header_separator(LineStyle::none().fill('─').junction('─'))
+    .bottom_border(LineStyle::none().fill('─').junction('─'));
 
 /// A table with these headers, fitted to the terminal; all columns but the first are numbers.
 pub fn table(headers: &[String], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(headers);
     for row in rows {
         table.add_row(row);
