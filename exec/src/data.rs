@@ -35,11 +35,11 @@ pub enum DataError {
     TooShort {
         /// The file.
         path: PathBuf,
-        /// Its size [B].
+        /// Its size \[B\].
         bytes: usize,
         /// Tokens of a sequence.
         seq_length: usize,
-        /// Bytes a sequence needs: `seq_length + 1` [B].
+        /// Bytes a sequence needs: `seq_length + 1` \[B\].
         needed: usize,
     },
     /// A sequence must have a token.
@@ -83,7 +83,7 @@ impl TextData {
         Ok(Self { bytes, seq_length, seed })
     }
 
-    /// Size of the text [B].
+    /// Size of the text \[B\].
     pub fn len(&self) -> usize {
         self.bytes.len()
     }

@@ -76,12 +76,12 @@ pub fn set_slot(slot: usize) {
     CURRENT.with(|c| c.set(slot.min(SLOTS - 1)));
 }
 
-/// Bytes of `slot` now in use [B]; 0 for a slot past the end or when nothing counts.
+/// Bytes of `slot` now in use \[B\]; 0 for a slot past the end or when nothing counts.
 pub fn live(slot: usize) -> u64 {
     COUNTERS.get(slot).map_or(0, |c| unsigned(c.live.load(Relaxed)))
 }
 
-/// Most bytes `slot` had in use since the start or the last [`reset_peak`] [B].
+/// Most bytes `slot` had in use since the start or the last [`reset_peak`] \[B\].
 pub fn peak(slot: usize) -> u64 {
     COUNTERS.get(slot).map_or(0, |c| unsigned(c.peak.load(Relaxed)))
 }

@@ -43,7 +43,7 @@ impl OptimizerConfig {
         Self::Sgd { lr, momentum: 0.0 }
     }
 
-    /// State kept for each fp32 parameter between steps [B].
+    /// State kept for each fp32 parameter between steps \[B\].
     pub fn state_bytes_per_parameter(&self) -> u64 {
         match self {
             Self::AdamW { .. } => 8,

@@ -40,7 +40,7 @@ pub struct ProfileOptions {
 
 /// Microbatches of a round.
 const MICROBATCHES: u32 = 4;
-/// Bytes of an fp32 number [B].
+/// Bytes of an fp32 number \[B\].
 const FP32: u64 = 4;
 
 /// A way of cutting the model.
@@ -185,7 +185,7 @@ struct Sample {
     /// Ranks at work at the same time, this one included.
     at_work: usize,
     seconds: f64,
-    /// Live bytes before, most while it ran, after [B].
+    /// Live bytes before, most while it ran, after \[B\].
     memory: [u64; 3],
 }
 
@@ -213,7 +213,7 @@ impl StageSamples {
         Measured::of(&self.of(kind, together).map(|s| s.seconds).collect::<Vec<_>>())
     }
 
-    /// The median of a size over all measurements [B].
+    /// The median of a size over all measurements \[B\].
     fn bytes(&self, kind: Kind, size: fn(&[u64; 3]) -> u64) -> u64 {
         let mut sizes: Vec<u64> = self.of(kind, false).map(|s| size(&s.memory)).collect();
         sizes.sort_unstable();

@@ -20,7 +20,7 @@ pub struct Reference {
     pub gradients: Vec<Named>,
     /// Parameters after the last step that was kept.
     pub parameters: Named,
-    /// Wall time of each step, gradients not yet copied out [s].
+    /// Wall time of each step, gradients not yet copied out \[s\].
     pub step_seconds: Vec<f64>,
 }
 

@@ -53,7 +53,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// First start to last end of each step [s].
+    /// First start to last end of each step \[s\].
     pub fn step_seconds(&self) -> Vec<f64> {
         (0..self.timeline.steps()).map(|step| self.timeline.step(step).makespan()).collect()
     }

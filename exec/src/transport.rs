@@ -116,7 +116,7 @@ impl Payload {
         &self.values
     }
 
-    /// Size of the values [B].
+    /// Size of the values \[B\].
     pub fn bytes(&self) -> u64 {
         4 * self.values.len() as u64
     }

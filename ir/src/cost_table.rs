@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// Median [s].
+    /// Median \[s\].
     pub median: f64,
-    /// Tenth percentile [s].
+    /// Tenth percentile \[s\].
     pub p10: f64,
-    /// Ninetieth percentile [s].
+    /// Ninetieth percentile \[s\].
     pub p90: f64,
     /// How many measurements.
     pub samples: u32,
 }
 
 impl Measured {
-    /// Condenses measurements [s]; all zeros without any.
+    /// Condenses measurements \[s\]; all zeros without any.
     pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -43,17 +43,17 @@ pub struct StageCosts {
     pub backward: Measured,
     /// Optimizer step of the stage, once a step.
     pub optimizer: Measured,
-    /// What F keeps for B, without the received input and the logits [B].
+    /// What F keeps for B, without the received input and the logits \[B\].
     pub activations: u64,
-    /// Logits and what the loss keeps; 0 but on the last stage [B].
+    /// Logits and what the loss keeps; 0 but on the last stage \[B\].
     pub logits: u64,
-    /// Memory that F needs only while it runs [B].
+    /// Memory that F needs only while it runs \[B\].
     pub forward_workspace: u64,
-    /// Memory that B needs only while it runs [B].
+    /// Memory that B needs only while it runs \[B\].
     pub backward_workspace: u64,
-    /// Memory that the optimizer needs only while it runs [B].
+    /// Memory that the optimizer needs only while it runs \[B\].
     pub optimizer_workspace: u64,
-    /// Parameters, gradients and optimizer state [B].
+    /// Parameters, gradients and optimizer state \[B\].
     pub parameters: u64,
     /// See `parameters`.
     pub gradients: u64,
@@ -73,7 +73,7 @@ pub struct LayoutCosts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MessageCosts {
-    /// Size of the message that was measured [B].
+    /// Size of the message that was measured \[B\].
     pub bytes: u64,
     /// Time the sender is busy.
     pub send: Measured,
@@ -91,7 +91,7 @@ pub struct CostTable {
     pub schema_version: u32,
     /// What it was measured on.
     pub device: String,
-    /// Cores that ranks share [count]; ranks beyond it wait for each other.
+    /// Cores that ranks share \[count\]; ranks beyond it wait for each other.
     pub cores: u32,
     /// How much longer a task takes for each further rank that works at the same time, as a share of its time alone:
     /// ranks of one machine share memory bandwidth, caches and clock. 0 is no contention.

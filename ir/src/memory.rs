@@ -8,13 +8,13 @@ use crate::schedule::Schedule;
 use crate::task::{Lane, MemoryClass, Touch};
 use crate::timeline::Timeline;
 
-/// Bytes by class, in the order of [`MemoryClass::ALL`] [B].
+/// Bytes by class, in the order of [`MemoryClass::ALL`] \[B\].
 pub type ByClass = [u64; MemoryClass::ALL.len()];
 
 /// Memory of one rank at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryPoint {
-    /// When [s or units].
+    /// When \[s or units\].
     pub time: f64,
     /// What is alive from then on.
     pub live: ByClass,
@@ -29,7 +29,7 @@ pub struct RankMemory {
     pub peak: MemoryPoint,
 }
 
-/// Sum over classes [B].
+/// Sum over classes \[B\].
 pub fn total(live: &ByClass) -> u64 {
     live.iter().sum()
 }

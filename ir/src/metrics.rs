@@ -8,7 +8,7 @@ use crate::schedule::Schedule;
 use crate::task::Lane;
 use crate::timeline::Timeline;
 
-/// Metrics of one rank. Times in seconds [s], or abstract units under unit costs.
+/// Metrics of one rank. Times in seconds \[s\], or abstract units under unit costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankMetrics {
     /// Time of its compute lane: F, B, I, W and the optimizer.
@@ -38,7 +38,7 @@ pub struct Metrics {
     pub bubble_overhead: f64,
     /// Messages between different ranks in one step.
     pub messages: usize,
-    /// Bytes of those messages [B].
+    /// Bytes of those messages \[B\].
     pub message_bytes: u64,
     /// Each rank.
     pub ranks: Vec<RankMetrics>,
@@ -66,7 +66,7 @@ impl Metrics {
         }
     }
 
-    /// The largest peak memory over the ranks [B].
+    /// The largest peak memory over the ranks \[B\].
     pub fn peak_memory(&self) -> u64 {
         self.ranks.iter().map(|r| memory::total(&r.memory.peak.live)).max().unwrap_or(0)
     }

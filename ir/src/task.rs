@@ -66,7 +66,7 @@ pub enum Dep {
 pub struct Work {
     /// Floating-point operations.
     pub flops: f64,
-    /// Bytes read and written [B].
+    /// Bytes read and written \[B\].
     pub bytes: f64,
 }
 
@@ -85,7 +85,7 @@ pub struct Task {
     pub layers: LayerRange,
     /// How much it computes.
     pub work: Work,
-    /// Size of the message [B], 0 for compute.
+    /// Size of the message \[B\], 0 for compute.
     pub payload: u64,
 }
 
@@ -153,7 +153,7 @@ pub struct Buffer {
     pub rank: Rank,
     /// What it holds.
     pub class: MemoryClass,
-    /// Its size [B].
+    /// Its size \[B\].
     pub bytes: u64,
     /// The action that makes it: its name, together with the class.
     pub of: Action,

@@ -26,7 +26,7 @@ impl Source {
     }
 }
 
-/// When one task ran [s, or abstract units under unit costs].
+/// When one task ran \[s, or abstract units under unit costs\].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// Start.
@@ -45,11 +45,11 @@ impl Span {
 /// Live bytes of a rank around one task, as the executor counted them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySample {
-    /// Live bytes when the task began [B].
+    /// Live bytes when the task began \[B\].
     pub before: u64,
-    /// Most live bytes while it ran [B].
+    /// Most live bytes while it ran \[B\].
     pub peak: u64,
-    /// Live bytes when it ended [B].
+    /// Live bytes when it ended \[B\].
     pub after: u64,
 }
 
@@ -95,7 +95,7 @@ impl Timeline {
         }
     }
 
-    /// First start to last end over all tasks [s or units].
+    /// First start to last end over all tasks \[s or units\].
     pub fn makespan(&self) -> f64 {
         let end = self.spans.iter().map(|s| s.end).fold(0.0, f64::max);
         let start = self.spans.iter().map(|s| s.start).fold(f64::INFINITY, f64::min);

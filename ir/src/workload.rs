@@ -4,7 +4,7 @@
 
 use crate::ids::{LayerRange, Stage};
 
-/// The workload of one stage. All sizes in bytes [B].
+/// The workload of one stage. All sizes in bytes \[B\].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StageWorkload {
     /// Layers of the stage.

@@ -8,7 +8,7 @@ pub use unit::UnitCost;
 
 use pipewright_ir::task::Task;
 
-/// How long things take. Seconds [s], or abstract units for [`UnitCost`].
+/// How long things take. Seconds \[s\], or abstract units for [`UnitCost`].
 pub trait CostModel {
     /// Time for which the task occupies its lane.
     fn duration(&self, task: &Task) -> f64;

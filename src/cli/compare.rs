@@ -95,7 +95,7 @@ mod measured {
         cores: Option<u32>,
         /// More ranks than cores took turns: measured times say nothing about bubbles.
         oversubscribed: bool,
-        /// One device, the whole model: median step [s].
+        /// One device, the whole model: median step \[s\].
         one_device_step_seconds: f64,
         ok: bool,
         runs: Vec<Measured>,
@@ -106,12 +106,12 @@ mod measured {
     #[derive(Serialize)]
     struct Measured {
         predicted: RunRow,
-        /// Median over all steps but the first [s].
+        /// Median over all steps but the first \[s\].
         measured_step_seconds: f64,
         /// Predicted / measured - 1.
         step_error: f64,
         measured_bubble_fraction: f64,
-        /// Most live bytes of any rank, as the allocator counted them [B].
+        /// Most live bytes of any rank, as the allocator counted them \[B\].
         measured_peak_memory_bytes: u64,
         losses: Vec<f64>,
         /// Largest difference of any step's loss from that of one device.

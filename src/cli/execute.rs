@@ -21,7 +21,7 @@ use pipewright::ir::scenario::{DeviceName, Dtype, Optimizer, OptimizerName, Reco
 use pipewright::ir::schedule::Schedule;
 use std::time::Duration;
 
-/// How long a rank waits for a message before it gives the run up [s].
+/// How long a rank waits for a message before it gives the run up \[s\].
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Everything the executor needs but the schedule.

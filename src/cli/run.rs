@@ -15,7 +15,7 @@ struct Answer {
     schedule: String,
     /// Mean loss over the tokens of each step.
     losses: Vec<f64>,
-    /// First start to last end of each step [s].
+    /// First start to last end of each step \[s\].
     step_seconds: Vec<f64>,
     /// Of the median step.
     tokens_per_second: f64,

@@ -39,7 +39,7 @@ pub struct RunRow {
     pub accumulation_rounds: u32,
     /// Steps.
     pub steps: usize,
-    /// First start to last end over all steps [s or units].
+    /// First start to last end over all steps \[s or units\].
     pub makespan: f64,
     /// Idle / makespan, over all ranks.
     pub bubble_fraction: f64,
@@ -47,7 +47,7 @@ pub struct RunRow {
     pub bubble_overhead: f64,
     /// Messages between different ranks in one step.
     pub messages: usize,
-    /// Their bytes [B]; 0 where sizes are not known.
+    /// Their bytes \[B\]; 0 where sizes are not known.
     pub message_bytes: u64,
     /// One entry a rank.
     pub ranks: Vec<RankRow>,
@@ -58,7 +58,7 @@ pub struct RunRow {
 pub struct RankRow {
     /// The rank.
     pub rank: usize,
-    /// Compute time [s or units].
+    /// Compute time \[s or units\].
     pub busy: f64,
     /// Makespan - busy.
     pub idle: f64,
@@ -70,9 +70,9 @@ pub struct RankRow {
     pub span_idle: f64,
     /// Most activations alive, in microbatches of a rank's whole share.
     pub peak_activations: f64,
-    /// Most memory alive [B]; 0 where sizes are not known.
+    /// Most memory alive \[B\]; 0 where sizes are not known.
     pub peak_memory_bytes: u64,
-    /// What was alive then, by class [B].
+    /// What was alive then, by class \[B\].
     pub memory_at_peak: BTreeMap<&'static str, u64>,
 }
 

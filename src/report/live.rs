@@ -94,7 +94,7 @@ fn activations(run: &Run<'_>, rank: Rank) -> Live {
     live
 }
 
-/// Counted memory of a rank as corners of a line: time from the first start, and live bytes [B]. A task's peak counts
+/// Counted memory of a rank as corners of a line: time from the first start, and live bytes \[B\]. A task's peak counts
 /// for as long as the task ran. Empty if nothing was counted.
 pub(super) fn counted(run: &Run<'_>, rank: Rank) -> Vec<(f64, f64)> {
     let zero = zero(run.timeline);

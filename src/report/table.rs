@@ -31,7 +31,7 @@ pub struct TimeScale {
 }
 
 impl TimeScale {
-    /// One scale that suits the largest of `times` [s]; abstract units keep theirs.
+    /// One scale that suits the largest of `times` \[s\]; abstract units keep theirs.
     pub fn of(times: impl IntoIterator<Item = f64>, in_seconds: bool) -> Self {
         let largest = times.into_iter().fold(0.0, f64::max);
         match (in_seconds, largest) {

@@ -54,7 +54,7 @@ pub(super) fn count(count: usize, one: &str, many: &str) -> String {
     format!("{count} {word}")
 }
 
-/// The unit in which sizes up to `largest` bytes read well: its name and its bytes [B].
+/// The unit in which sizes up to `largest` bytes read well: its name and its bytes \[B\].
 pub(super) fn byte_unit(largest: f64) -> (&'static str, f64) {
     let units = [("GiB", 1024.0 * 1024.0 * 1024.0), ("MiB", 1024.0 * 1024.0), ("KiB", 1024.0)];
     units.into_iter().find(|(_, size)| largest >= *size).unwrap_or(("B", 1.0))

@@ -66,7 +66,7 @@ impl CostModel for TableCost {
     }
 }
 
-/// The sizes of `plan` [B] as measured: a plan's schedule is lowered with them, so that its memory can be replayed.
+/// The sizes of `plan` \[B\] as measured: a plan's schedule is lowered with them, so that its memory can be replayed.
 /// Without measured costs for it, an empty workload.
 pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
     let Some(layout) = table.layout(&plan.layers) else {
@@ -102,5 +102,5 @@ pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
     Workload { stages: layout.stages.iter().enumerate().map(stage).collect() }
 }
 
-/// Bytes of an fp32 number [B].
+/// Bytes of an fp32 number \[B\].
 const FP32: u64 = 4;
