@@ -10,7 +10,7 @@ fn scenarios() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "json"))
+        .filter(|path| path.extension().is_some_and(|e| e == "json") && !path.ends_with("schema.json"))
         .collect();
     files.sort();
     files
@@ -78,4 +78,32 @@ fn an_uneven_stage_makes_every_rank_wait_for_it() {
 fn a_hand_written_order_matches_the_schedule_it_imitates() {
     let [family, custom] = makespans("05-custom-order.json")[..] else { panic!("two schedules") };
     assert_eq!(family, custom);
+}
+
+/// What is generated and kept in the repository is what the tool generates now.
+#[test]
+fn kept_files_are_up_to_date() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let schema = pipewright(&["schema"]).stdout;
+    let kept = std::fs::read(root.join("scenarios/schema.json")).unwrap();
+    assert!(kept == schema, "run `cargo run --release -- schema > scenarios/schema.json`");
+
+    let picture = Path::new(env!("CARGO_TARGET_TMPDIR")).join("four-schedules.svg");
+    let scenario = root.join("scenarios/02-four-schedules.json");
+    pipewright(&["simulate", scenario.to_str().unwrap(), "--plot", picture.to_str().unwrap()]);
+    let kept = std::fs::read(root.join("docs/four-schedules.svg")).unwrap();
+    let help = "run `cargo run --release -- simulate scenarios/02-four-schedules.json --plot docs/four-schedules.svg`";
+    assert!(kept == std::fs::read(picture).unwrap(), "{help}");
+}
+
+/// The table in README.md is what the command above it prints.
+#[test]
+fn the_readme_shows_what_the_tool_prints() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let scenario = root.join("scenarios/03-slow-links.json");
+    let printed = pipewright(&["simulate", scenario.to_str().unwrap()]).stdout;
+    for line in String::from_utf8(printed).unwrap().lines() {
+        assert!(readme.contains(line.trim_end()), "README.md lacks: {line}");
+    }
 }

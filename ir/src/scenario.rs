@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
+    /// Where an editor finds the JSON schema of this file; not read by pipewright.
+    #[serde(rename = "$schema")]
+    pub schema: Option<String>,
     /// Version of this format: 1.
     pub schema_version: u32,
     /// Name of the scenario, used in titles and file names.

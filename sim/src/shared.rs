@@ -150,3 +150,46 @@ impl Waiting {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cost::UnitCost;
+    use crate::{Options, simulate};
+    use pipewright_ir::plan::UnitCosts;
+    use pipewright_ir::schedule::{Draft, Schedule};
+    use pipewright_ir::schedules::{ScheduleParams, find};
+    use pipewright_ir::workload::Workload;
+
+    /// GPipe's compute actions alone: every rank has something to do most of the time.
+    fn schedule(ranks: u32, microbatches: u32) -> Schedule {
+        let order = find("gpipe").unwrap().order(&ScheduleParams::new(ranks, microbatches, 1)).unwrap();
+        let program = pipewright_ir::passes::add_send_recv(&order);
+        Draft::lower(&program, &Workload::abstract_stages(ranks)).seal().unwrap()
+    }
+
+    fn makespan(ranks: u32, microbatches: u32, cores: Option<u32>, contention: f64) -> f64 {
+        let schedule = schedule(ranks, microbatches);
+        let cost = UnitCost::new(&UnitCosts::default(), schedule.placement());
+        simulate(&schedule, &cost, &Options { cores, contention, ..Options::default() }).makespan()
+    }
+
+    #[test]
+    fn two_ranks_on_one_core_take_as_long_as_one_after_the_other() {
+        assert_eq!(makespan(2, 4, Some(1), 0.0), 2.0 * 4.0 * 3.0);
+        assert_eq!(makespan(2, 4, Some(2), 0.0), makespan(2, 4, None, 0.0));
+    }
+
+    #[test]
+    fn contention_slows_only_what_runs_together() {
+        assert_eq!(makespan(1, 4, None, 0.5), 12.0, "alone");
+        // F0 alone; three times two forwards together at 1.5; F3 and B0 of rank 1 alone; then three pairs of
+        // backwards at 1.5 and the last one alone.
+        assert_eq!(makespan(2, 4, None, 0.5), 1.0 + 3.0 * 1.5 + 1.0 + 2.0 + 3.0 * 3.0 + 2.0);
+    }
+
+    #[test]
+    fn contention_counts_cores_at_work_and_not_ranks() {
+        // One core works at a time: nothing to contend with.
+        assert_eq!(makespan(2, 4, Some(1), 0.5), makespan(2, 4, Some(1), 0.0));
+    }
+}

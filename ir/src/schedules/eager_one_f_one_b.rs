@@ -1,12 +1,12 @@
 //! Eager 1F1B: 1F1B with twice the warm-up, which hides a hop of up to one forward for more memory.
 //!
 //! ```text
-//! rank 0  F0 F1 F2 F3 F4 .  B0 B0 .  B1 B1 .  B2 B2 .  B3 B3 .  B4 B4
-//! rank 1  .  F0 F1 F2 B0 B0 F3 B1 B1 F4 B2 B2 .  B3 B3 .  B4 B4 .  .
-//! rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 B4 .  .  .
+//! rank 0  F0 F1 F2 F3 F4 .  .  B0 B0 .  B1 B1 .  B2 B2 .  B3 B3 .  B4 B4
+//! rank 1  .  F0 F1 F2 .  B0 B0 F3 B1 B1 F4 B2 B2 .  B3 B3 .  B4 B4 .  .
+//! rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 B4 .  .  .  .
 //! ```
-//! (schematic). Warm-up of rank `r`: `2 (p - 1 - r)` forwards. Makespan `(m + p - 1)(F + B)`, `min(m, 2 (p - r) - 1)`
-//! activations alive. Zhuang et al. (arXiv 2211.05322), section 4, "eager-1F1B".
+//! Warm-up of rank `r`: `2 (p - 1 - r)` forwards. Makespan `(m + p - 1)(F + B)`, `min(m, 2 (p - r) - 1)` activations
+//! alive. Zhuang et al. (arXiv 2211.05322), section 4, "eager-1F1B".
 
 use super::{Family, ScheduleParams, unconstrained, warmup};
 use crate::order::PipelineOrder;

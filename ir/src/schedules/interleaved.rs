@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! p = 2, v = 2, m = 4; a lower-case letter is the second chunk
-//! rank 0  F0 F1 f0 f1 F2 b0 b0 F3 b1 b1 f2 B0 B0 f3 B1 B1 . ...
-//! rank 1  .  F0 F1 f0 b0 b0 f1 b1 b1 F2 B0 B0 F3 B1 B1 f2 ...
+//! rank 0  F0 F1 f0 f1 F2 .  b0 b0 F3 b1 b1 f2 B0 B0 f3 B1 B1 .  b2 b2 .  b3 b3 B2 B2 B3 B3
+//! rank 1  .  F0 F1 f0 b0 b0 f1 b1 b1 F2 B0 B0 F3 B1 B1 f2 b2 b2 f3 b3 b3 B2 B2 B3 B3 .  .
 //! ```
 //! Microbatches go in groups of `g` (Megatron's `microbatch_group_size_per_vp_stage`): a chunk takes a group, then the
 //! next chunk takes the same group. Warm-up of rank `r`: `(v - 1) g + 2 (p - 1 - r)` chunk forwards. In chunk times the

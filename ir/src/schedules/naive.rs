@@ -1,9 +1,9 @@
 //! Naive pipeline parallelism: one microbatch at a time goes all the way down and all the way back.
 //!
 //! ```text
-//! rank 0  F0 . . . . . B0 F1 . . . . . B1
-//! rank 1  .  F0 . . B0 .  .  F1 . . B1 .
-//! rank 2  .  . F0 B0 .  . .  . F1 B1 .  .
+//! rank 0  F0 .  .  .  .  .  .  B0 B0 F1 .  .  .  .  .  .  B1 B1
+//! rank 1  .  F0 .  .  .  B0 B0 .  .  .  F1 .  .  .  B1 B1 .  .
+//! rank 2  .  .  F0 B0 B0 .  .  .  .  .  .  F1 B1 B1 .  .  .  .
 //! ```
 //! Makespan `m p (F + B)`, idle `m (p - 1)(F + B)` a rank, at most 1 activation alive.
 //! Huang et al., GPipe (arXiv 1811.06965), section 1, as the case to improve on.

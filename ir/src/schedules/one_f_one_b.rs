@@ -2,9 +2,9 @@
 //! early as the order allows.
 //!
 //! ```text
-//! rank 0  F0 F1 F2 .  .  .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
-//! rank 1  .  F0 F1 .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3 .  .
-//! rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .  .
+//! rank 0  F0 F1 F2 .  .  .  .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
+//! rank 1  .  F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3 .  .
+//! rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .  .  .
 //! ```
 //! Warm-up of rank `r`: `p - 1 - r` forwards. Makespan `(m + p - 1)(F + B)` as GPipe, but only `min(m, p - r)`
 //! activations alive. With a hop `c` it pays the round trip again and again, where GPipe pays it once.
