@@ -69,6 +69,7 @@ fn pipeline(schedule: &Schedule) -> Run {
         optimizer: OptimizerConfig::sgd(0.01),
         keep_gradients: false,
         timeout: Duration::from_secs(600),
+        count_memory: false,
     };
     let devices = vec![Device::flex(); schedule.ranks()];
     run::<GptStage>(schedule, &devices, &build, &batches(), &options, &mut |_, _| {}).unwrap()

@@ -11,18 +11,19 @@ use crate::gate::Gate;
 use crate::memory;
 use crate::optimizer::OptimizerConfig;
 use crate::parameters;
-use crate::run::Build;
+use crate::run::{Build, panic_message};
 use crate::stage_module::StageModule;
 use crate::stage_runner::{Input, Output, StageRunner};
 use crate::transport::threads::mesh;
 use crate::transport::{AbortHandle, MessageKind, Payload, Tag, Transport, TransportError};
-use crate::worker::Batches;
+use crate::worker::{Batches, synchronize};
 use burn::tensor::{Device, Distribution, Tensor};
 use pipewright_ir::cost_table::{LayoutCosts, Measured, MessageCosts, StageCosts};
 use pipewright_ir::ids::{LayerRange, Rank, Stage};
 use pipewright_ir::placement::Placement;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 /// How much to measure.
@@ -112,7 +113,9 @@ pub fn layout<M: StageModule>(
             let spawn = |(turn, rank): (usize, &Rank)| {
                 let (rank, shared) = (*rank, &shared);
                 scope.spawn(move || {
-                    let result = shared.profile_rank(turn, rank, &devices[rank.index()], build, batches);
+                    let profile = || shared.profile_rank(turn, rank, &devices[rank.index()], build, batches);
+                    let result = catch_unwind(AssertUnwindSafe(profile))
+                        .unwrap_or_else(|panic| Err(RunError::Panic { rank, message: panic_message(panic.as_ref()) }));
                     if let Err(error) = &result {
                         shared.abort.abort(rank, error.to_string());
                     }
@@ -159,6 +162,9 @@ impl Wave<'_> {
         for round in 0..self.options.warmup + self.options.rounds {
             for phase in 0..=self.ranks {
                 self.gate.wait(&self.abort);
+                if self.abort.cause().is_some() {
+                    return Ok(Samples::default());
+                }
                 let together = phase == self.ranks;
                 if phase != turn && !together || together && self.ranks == 1 {
                     continue;
@@ -325,7 +331,7 @@ impl<M: StageModule> Probe<M> {
             Some(tokens) => Input::Tokens(tokens),
             None => Input::Hidden(self.hidden.clone()),
         };
-        let all = batches.tokens() * u64::from(MICROBATCHES);
+        let all = batches.step_tokens(MICROBATCHES);
         self.runner.forward(microbatch, input, targets.filter(|_| self.last), all)
     }
 
@@ -339,6 +345,7 @@ impl<M: StageModule> Probe<M> {
         memory::reset_peak(slot);
         let begin = Instant::now();
         let result = run(self)?;
+        synchronize(&self.device);
         let seconds = begin.elapsed().as_secs_f64();
         let memory = [before, memory::peak(slot), memory::live(slot)];
         Ok((Sample { kind, at_work: 1, seconds, memory }, result))

@@ -50,7 +50,7 @@ pub fn train<M: StageModule>(
 ) -> Result<Reference, TaskError> {
     // Data has no tape, as in a run.
     let device = device.clone().without_autodiff();
-    let tokens = batches.tokens() * u64::from(options.microbatches);
+    let tokens = batches.step_tokens(options.microbatches);
     let mut optimizer = Optimizer::new(options.optimizer);
     let mut reference = Reference::default();
     for step in 0..options.steps {

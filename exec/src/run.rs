@@ -10,7 +10,7 @@ use crate::optimizer::OptimizerConfig;
 use crate::parameters;
 use crate::stage_module::StageModule;
 use crate::stage_runner::StageRunner;
-use crate::transport::threads::{ThreadTransport, mesh};
+use crate::transport::threads::mesh;
 use crate::transport::{AbortHandle, Transport, TransportError};
 use crate::worker::{Batches, Context, Failure, Note, Worker};
 use burn::tensor::Device;
@@ -37,6 +37,8 @@ pub struct RunOptions {
     pub keep_gradients: bool,
     /// How long a rank waits for a message before it gives the run up.
     pub timeout: Duration,
+    /// Whether to count memory: this process's own, which is the ranks' on CPU and not on a GPU.
+    pub count_memory: bool,
 }
 
 /// What a run gave.
@@ -128,6 +130,7 @@ pub fn run<M: StageModule>(
 
 /// Notes the failure that began it, and stops everyone else.
 fn end_run(abort: &AbortHandle, rank: Rank, error: RunError, first: &Mutex<Option<RunError>>) {
+    tracing::debug!(rank = rank.0, %error, "rank stops");
     abort.abort(rank, error.to_string());
     let mut first = first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if first.as_ref().is_none_or(|known| is_consequence(known) && !is_consequence(&error)) {
@@ -141,16 +144,16 @@ fn is_consequence(error: &RunError) -> bool {
     matches!(reason, TransportError::Aborted { .. } | TransportError::PeerGone { .. })
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 /// The life of one rank.
-fn work<M: StageModule, B: Batches + ?Sized>(
+fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
     context: &Context<'_, B>,
     gate: &Gate,
-    transport: ThreadTransport,
+    transport: T,
     device: &Device,
     build: &impl Build<M>,
     options: &RunOptions,
@@ -170,6 +173,7 @@ fn work<M: StageModule, B: Batches + ?Sized>(
         gate.wait(&abort);
         let failed = |Failure { task, reason }| RunError::Task { rank, task: task.to_string(), step, reason };
         worker.run_step(step).map_err(failed)?;
+        tracing::debug!(rank = rank.0, step, tasks = worker.notes.len(), loss = worker.loss, "step done");
         let report = StepReport {
             rank,
             step,
@@ -209,7 +213,11 @@ impl Collected {
             ranks: schedule.ranks(),
             tasks,
             spans: vec![Span::default(); tasks * steps],
-            memory: if memory::is_counting() { vec![MemorySample::default(); tasks * steps] } else { Vec::new() },
+            memory: if options.count_memory && memory::is_counting() {
+                vec![MemorySample::default(); tasks * steps]
+            } else {
+                Vec::new()
+            },
             losses: vec![0.0; steps],
             gradients: if options.keep_gradients { vec![BTreeMap::new(); steps] } else { Vec::new() },
             reported: vec![0; steps],

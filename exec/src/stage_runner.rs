@@ -124,12 +124,14 @@ impl<M: StageModule> StageRunner<M> {
         Ok(input)
     }
 
-    /// The gradient of the token embedding `[V, H]` as accumulated so far in this step.
+    /// The gradient of the token embedding `[V, H]` of this step.
     pub(crate) fn tied_gradient(&mut self) -> Result<Tensor<2>, TaskError> {
         self.finish_gradients();
         let grads = self.complete.as_mut().ok_or(TaskError::Missing("the gradients of the step"))?;
         let module = self.module.as_ref().ok_or(TaskError::Missing("the module"))?;
-        Ok(parameters::take_gradient(module, grads, TOKEN_EMBEDDING)?)
+        let gradient = parameters::take_gradient(module, grads, TOKEN_EMBEDDING)?;
+        parameters::put_gradient(module, grads, TOKEN_EMBEDDING, gradient.clone())?;
+        Ok(gradient)
     }
 
     /// Puts the sum over both copies in its place.

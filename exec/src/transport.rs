@@ -127,7 +127,7 @@ impl Payload {
 pub struct Received {
     /// The data, in memory of the receiving thread.
     pub payload: Payload,
-    /// When the sender handed it over.
+    /// When the sender handed it over; on a transport without a common clock, when it arrived.
     pub sent: Instant,
 }
 

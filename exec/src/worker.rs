@@ -22,8 +22,8 @@ pub trait Batches: Sync {
     /// Tokens and targets of a microbatch of a step.
     fn microbatch(&self, step: u64, microbatch: u32, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>);
 
-    /// Tokens of one microbatch, over which the loss is averaged.
-    fn tokens(&self) -> u64;
+    /// Tokens of a whole step of so many microbatches, over which the loss is averaged.
+    fn step_tokens(&self, microbatches: u32) -> u64;
 }
 
 /// Microbatches of a text.
@@ -40,8 +40,8 @@ impl Batches for TextBatches {
         self.text.batch_tensors(step, u64::from(microbatch), self.micro_batch_size, device)
     }
 
-    fn tokens(&self) -> u64 {
-        (self.micro_batch_size * self.text.seq_length()) as u64
+    fn step_tokens(&self, microbatches: u32) -> u64 {
+        u64::from(microbatches) * (self.micro_batch_size * self.text.seq_length()) as u64
     }
 }
 
@@ -75,6 +75,8 @@ pub(crate) struct Worker<'a, M: StageModule, T: Transport, B: Batches + ?Sized> 
     transport: T,
     pub(crate) stages: BTreeMap<Stage, StageRunner<M>>,
     step: u64,
+    /// Reductions whose own part is sent, but the other's not yet taken in.
+    reductions: Vec<(TaskId, Action)>,
     /// Receives of the program that were not taken yet, in program order.
     pending: Vec<(TaskId, Action)>,
     /// What came by message or from a stage on this rank: stage outputs by the stage that takes them, then gradients.
@@ -105,6 +107,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             transport,
             stages,
             step: 0,
+            reductions: Vec::new(),
             pending: Vec::new(),
             hidden: BTreeMap::new(),
             gradient: BTreeMap::new(),
@@ -130,9 +133,15 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
                 continue;
             }
             self.take_inputs(action).map_err(|(task, reason)| Failure { task, reason })?;
+            if action.op == Op::ReduceTied {
+                // A collective runs beside compute: whoever needs its result waits for it.
+                self.begin_reduction(action).map_err(|reason| Failure { task: action, reason })?;
+                self.reductions.push((id, action));
+                continue;
+            }
             self.noted(id, |worker| worker.run_task(action)).map_err(|reason| Failure { task: action, reason })?;
         }
-        Ok(())
+        self.finish_reductions().map_err(|(task, reason)| Failure { task, reason })
     }
 
     /// Runs one task between two looks at the clock and at memory.
@@ -142,6 +151,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         memory::reset_peak(slot);
         let start = self.context.epoch.elapsed().as_secs_f64();
         let result = run(self)?;
+        synchronize(&self.device);
         let span = Span { start, end: self.context.epoch.elapsed().as_secs_f64() };
         let peak = memory::peak(slot).saturating_sub(self.foreign);
         let after = memory::live(slot).saturating_sub(self.foreign);
@@ -154,6 +164,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let receive = match action.op {
             Op::Forward => Op::RecvForward,
             Op::FullBackward | Op::BackwardInput => Op::RecvBackward,
+            Op::OptimizerStep => return self.finish_reductions(),
             _ => return Ok(()),
         };
         let wanted = Action { op: receive, ..action };
@@ -200,10 +211,9 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             Op::FullBackward => self.backward(action),
             Op::SendForward => self.send(action, MessageKind::Activation),
             Op::SendBackward => self.send(action, MessageKind::Gradient),
-            Op::ReduceTied => self.reduce_tied(action),
             Op::OptimizerStep => self.optimizer_step(action.stage),
             Op::BackwardInput | Op::BackwardWeight => Err(TaskError::Missing("a split backward in the executor")),
-            Op::RecvForward | Op::RecvBackward => Ok(()),
+            Op::RecvForward | Op::RecvBackward | Op::ReduceTied => Ok(()),
         }
     }
 
@@ -217,7 +227,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             Some(tokens) => Input::Tokens(tokens),
             None => Input::Hidden(self.hidden.remove(&(stage, microbatch)).ok_or(TaskError::Missing("the input"))?),
         };
-        let all_tokens = self.context.batches.tokens() * u64::from(self.context.schedule.microbatches());
+        let all_tokens = self.context.batches.step_tokens(self.context.schedule.microbatches());
         let runner = self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))?;
         match runner.forward(microbatch.0, input, targets.filter(|_| last), all_tokens)? {
             Output::Loss(loss) => *self.loss.get_or_insert(0.0) += f64::from(loss),
@@ -260,27 +270,48 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         Ok(self.transport.send(to, tag, Payload::from_tensor(tensor)?)?)
     }
 
+    /// Sends this rank's part of the tied gradient, where the other copy lives elsewhere.
+    fn begin_reduction(&mut self, action: Action) -> Result<(), TaskError> {
+        if let Some((peer, _)) = self.other_copy(action.stage) {
+            let own = self.runner(action.stage)?.tied_gradient()?;
+            self.transport.send(peer, self.tied_tag(action.stage), Payload::from_tensor(own)?)?;
+        }
+        Ok(())
+    }
+
+    fn finish_reductions(&mut self) -> Result<(), (Action, TaskError)> {
+        for (id, action) in std::mem::take(&mut self.reductions) {
+            self.noted(id, |worker| worker.reduce_tied(action)).map_err(|reason| (action, reason))?;
+        }
+        Ok(())
+    }
+
     /// Sums the gradients of both copies of the tied embedding, first stage's plus last stage's on every rank, so that
     /// both copies get the same bits.
     fn reduce_tied(&mut self, action: Action) -> Result<(), TaskError> {
         let placement = self.context.schedule.placement();
         let (first, last) = (Stage(0), placement.last());
-        let own = self.runner(action.stage)?.tied_gradient()?;
-        let other_stage = if action.stage == first { last } else { first };
-        let peer = placement.rank_of(other_stage).filter(|r| *r != self.rank);
-        let Some(peer) = peer else {
-            let sum = own + self.runner(other_stage)?.tied_gradient()?;
-            self.runner(other_stage)?.set_tied_gradient(sum.clone())?;
-            return self.runner(action.stage)?.set_tied_gradient(sum);
+        let Some((peer, other_stage)) = self.other_copy(action.stage) else {
+            let sum = self.runner(first)?.tied_gradient()? + self.runner(last)?.tied_gradient()?;
+            self.runner(last)?.set_tied_gradient(sum.clone())?;
+            return self.runner(first)?.set_tied_gradient(sum);
         };
-        let tag =
-            |stage: Stage| Tag { kind: MessageKind::TiedGradient, stage: stage.0, microbatch: 0, step: self.step };
-        let (own_tag, other_tag) = (tag(action.stage), tag(other_stage));
-        self.transport.send(peer, own_tag, Payload::from_tensor(own.clone())?)?;
-        let received = self.transport.receive(peer, other_tag, self.context.timeout)?;
+        let received = self.transport.receive(peer, self.tied_tag(other_stage), self.context.timeout)?;
         let other = received.payload.into_tensor::<2>(&self.device)?;
+        let own = self.runner(action.stage)?.tied_gradient()?;
         let sum = if action.stage == first { own + other } else { other + own };
         self.runner(action.stage)?.set_tied_gradient(sum)
+    }
+
+    /// The rank and stage of the other copy of the tied embedding, if it is not here too.
+    fn other_copy(&self, stage: Stage) -> Option<(Rank, Stage)> {
+        let placement = self.context.schedule.placement();
+        let other = if stage == Stage(0) { placement.last() } else { Stage(0) };
+        placement.rank_of(other).filter(|rank| *rank != self.rank).map(|rank| (rank, other))
+    }
+
+    fn tied_tag(&self, stage: Stage) -> Tag {
+        Tag { kind: MessageKind::TiedGradient, stage: stage.0, microbatch: 0, step: self.step }
     }
 
     fn optimizer_step(&mut self, stage: Stage) -> Result<(), TaskError> {
@@ -293,6 +324,14 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
 
     fn runner(&mut self, stage: Stage) -> Result<&mut StageRunner<M>, TaskError> {
         self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))
+    }
+}
+
+/// Waits until a device has done what it was given: a GPU takes work in and returns before it is done.
+pub(crate) fn synchronize(device: &Device) {
+    if device.sync().is_err() {
+        // Whatever the device failed at comes back as an error or a panic where its result is read.
+        tracing::debug!("the device could not be synchronised");
     }
 }
 

@@ -61,8 +61,8 @@ impl Batches for Ones {
         (Tensor::ones([1, 1], device), Tensor::ones([1, 1], device))
     }
 
-    fn tokens(&self) -> u64 {
-        1
+    fn step_tokens(&self, microbatches: u32) -> u64 {
+        u64::from(microbatches)
     }
 }
 
@@ -77,7 +77,13 @@ fn fail(fault: Fault, timeout: Duration) -> (RunError, Duration) {
         let scale = Param::from_tensor(Tensor::<1>::from_floats([1.0], device).require_grad());
         Ok(Faulty { scale, fault: if stage.0 == 2 { fault as u8 } else { u8::MAX } })
     };
-    let options = RunOptions { steps: 2, optimizer: OptimizerConfig::sgd(0.1), keep_gradients: false, timeout };
+    let options = RunOptions {
+        steps: 2,
+        optimizer: OptimizerConfig::sgd(0.1),
+        keep_gradients: false,
+        timeout,
+        count_memory: false,
+    };
     let begin = Instant::now();
     let error = run(&schedule, &vec![Device::flex(); 3], &build, &Ones, &options, &mut |_, _| {}).unwrap_err();
     (error, begin.elapsed())

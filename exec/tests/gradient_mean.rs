@@ -62,8 +62,8 @@ impl Batches for Numbers {
         (x.clone(), x)
     }
 
-    fn tokens(&self) -> u64 {
-        1
+    fn step_tokens(&self, microbatches: u32) -> u64 {
+        u64::from(microbatches)
     }
 }
 
@@ -74,13 +74,17 @@ fn pipeline(family: &str, p: u32, v: u32, m: u32, rounds: u32) -> Run {
     let build = |stage: Stage, device: &Device| {
         Ok(Scalar::new((stage.0 == 0).then_some(2.0), (stage.0 + 1 == p * v).then_some(3.0), device))
     };
-    let options = RunOptions {
+    run(&schedule, &vec![Device::flex(); p as usize], &build, &Numbers, &options(), &mut |_, _| {}).unwrap()
+}
+
+fn options() -> RunOptions {
+    RunOptions {
         steps: 1,
         optimizer: OptimizerConfig::sgd(0.0),
         keep_gradients: true,
         timeout: Duration::from_secs(60),
-    };
-    run(&schedule, &vec![Device::flex(); p as usize], &build, &Numbers, &options, &mut |_, _| {}).unwrap()
+        count_memory: false,
+    }
 }
 
 fn one_device(microbatches: u32) -> Reference {
@@ -117,23 +121,37 @@ fn a9_step_b_two_accumulation_rounds() {
     assert_eq!((gradient(&reference.gradients, "w"), gradient(&reference.gradients, "u")), (13.5, 9.0));
 }
 
-/// Two microbatches whose token losses sum to 3 and to 5, four tokens in all: 2.0 a token, whatever the cut.
+/// Microbatches of three tokens and of one, whose token losses sum to 3 and to 5: 2.0 a token. The mean of the two
+/// microbatches' own means would be 3.0.
 #[test]
-fn a9_the_loss_is_a_mean_over_tokens() {
-    struct Sums;
-    impl Batches for Sums {
+fn a9_the_loss_is_a_mean_over_tokens_and_not_over_microbatches() {
+    struct Uneven;
+    impl Batches for Uneven {
         fn microbatch(&self, _: u64, microbatch: u32, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
-            let x = Tensor::<2, Int>::from_ints(if microbatch == 0 { [[1, 2]] } else { [[5, 0]] }, device);
+            let x = match microbatch {
+                0 => Tensor::<2, Int>::from_ints([[0, 1, 2]], device),
+                _ => Tensor::<2, Int>::from_ints([[5]], device),
+            };
             (x.clone(), x)
         }
 
-        fn tokens(&self) -> u64 {
-            2
+        fn step_tokens(&self, _: u32) -> u64 {
+            4
         }
     }
+    let order = find("1f1b").unwrap().order(&ScheduleParams::new(2, 2, 1)).unwrap();
+    let program = add_optimizer_step(add_send_recv(&order));
+    let schedule = Draft::lower(&program, &Workload::abstract_stages(2)).seal().unwrap();
+    let build = |stage: Stage, device: &Device| {
+        Ok(Scalar::new((stage.0 == 0).then_some(1.0), (stage.0 == 1).then_some(1.0), device))
+    };
+    let result = run(&schedule, &vec![Device::flex(); 2], &build, &Uneven, &options(), &mut |_, _| {}).unwrap();
+    assert_eq!(result.losses, [2.0]);
+    assert_eq!((gradient(&result.gradients, "w"), gradient(&result.gradients, "u")), (2.0, 2.0));
+
     let device = Device::flex().autodiff();
     let options = reference::Options { microbatches: 2, steps: 1, optimizer: OptimizerConfig::sgd(0.0), keep: 1 };
-    let reference =
-        reference::train(Scalar::new(Some(1.0), Some(1.0), &device), &device, &Sums, &options, &mut |_, _| {}).unwrap();
+    let module = Scalar::new(Some(1.0), Some(1.0), &device);
+    let reference = reference::train(module, &device, &Uneven, &options, &mut |_, _| {}).unwrap();
     assert_eq!(reference.losses, [2.0]);
 }

@@ -7,7 +7,7 @@ use pipewright_exec::gpt::GptStage;
 use pipewright_exec::optimizer::OptimizerConfig;
 use pipewright_exec::reference::{self, Reference};
 use pipewright_exec::run::{Run, RunOptions, run};
-use pipewright_exec::verify::{Comparison, Tolerance, compare};
+use pipewright_exec::verify::{Comparison, compare};
 use pipewright_exec::worker::TextBatches;
 use pipewright_ir::ids::{LayerRange, Rank, Stage};
 use pipewright_ir::model::{ModelShape, StagePart};
@@ -77,6 +77,7 @@ impl Case {
             optimizer: self.optimizer,
             keep_gradients: true,
             timeout: Duration::from_secs(60),
+            count_memory: false,
         };
         run::<GptStage>(schedule, &devices, &build, &self.batches, &options, &mut |_, _| {}).unwrap()
     }
@@ -85,7 +86,7 @@ impl Case {
         let schedule = self.schedule(order, rounds);
         let run = self.run(&schedule);
         assert_observed_order(&schedule, &run);
-        compare(&run, reference, Tolerance::parameters(LR, STEPS))
+        compare(&run, reference, &self.optimizer)
     }
 }
 
@@ -113,19 +114,20 @@ fn shapes(interleaves: bool) -> Vec<(u32, u32)> {
 #[test]
 fn every_schedule_equals_one_device_for_every_number_of_microbatches() {
     for tied in [false, true] {
-        // SGD, because AdamW turns a rounding of a near-zero gradient into a step of its own size.
         let case = Case::new(tied, OptimizerConfig::sgd(LR));
         for m in 1..=8 {
             let reference = case.reference(m);
             for family in &FAMILIES {
                 for (p, v) in shapes(family.interleaves) {
-                    let Ok(order) = family.order(&ScheduleParams::new(p, m, v)) else { continue };
+                    // One group of all microbatches is legal for every m.
+                    let group = family.interleaves.then_some(m);
+                    let params = ScheduleParams { microbatch_group_size: group, ..ScheduleParams::new(p, m, v) };
+                    let order = family.order(&params).unwrap();
                     let found = case.compare(&order, 1, &reference);
                     let name = format!("{} p={p} v={v} m={m} tied={tied}", family.name);
                     assert!(found.ok(), "{name}: {found:?}");
                     // Untied, no addition changes its place, so not a bit may differ.
                     assert!(tied || found.exact(), "{name}: {found:?}");
-                    assert!(found.max_parameter_diff <= 1e-6, "{name}: {found:?}");
                 }
             }
         }

@@ -53,11 +53,11 @@ pub struct StageCosts {
     pub backward_workspace: u64,
     /// Memory that the optimizer needs only while it runs \[B\].
     pub optimizer_workspace: u64,
-    /// Parameters, gradients and optimizer state \[B\].
+    /// Parameters \[B\].
     pub parameters: u64,
-    /// See `parameters`.
+    /// Gradients \[B\].
     pub gradients: u64,
-    /// See `parameters`.
+    /// Optimizer state \[B\].
     pub optimizer_state: u64,
 }
 
@@ -105,6 +105,20 @@ pub struct CostTable {
 }
 
 impl CostTable {
+    /// The first number that cannot be a cost: negative or not finite.
+    pub fn first_fault(&self) -> Option<String> {
+        let stages = self.layouts.iter().flat_map(|l| &l.stages).enumerate();
+        let times = stages.flat_map(|(s, costs)| {
+            [("forward", costs.forward), ("backward", costs.backward), ("optimizer", costs.optimizer)]
+                .map(|(what, time)| (format!("{what} of stage entry {s}"), time.median))
+        });
+        let message = [("send", self.message.send), ("hop", self.message.hop), ("receive", self.message.receive)];
+        let message = message.map(|(what, time)| (format!("{what} of a message"), time.median));
+        let all = times.chain(message).chain([("contention".to_owned(), self.contention)]);
+        let mut faults = all.filter(|(_, value)| !(value.is_finite() && *value >= 0.0));
+        faults.next().map(|(what, value)| format!("{what} is {value}; a cost is a finite number of at least 0"))
+    }
+
     /// The costs of the cut into exactly these stages.
     pub fn layout(&self, stages: &[LayerRange]) -> Option<&LayoutCosts> {
         self.layouts.iter().find(|layout| {

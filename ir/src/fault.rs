@@ -12,6 +12,17 @@ pub struct Fault {
     pub message: String,
     /// The nearest legal values.
     pub help: String,
+    /// Where in another file, when the fault lies in one that the scenario names.
+    pub file: Option<FilePlace>,
+}
+
+/// A place in a file that a scenario names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilePlace {
+    /// The file, as the scenario names it.
+    pub file: String,
+    /// Byte offset and length.
+    pub span: (usize, usize),
 }
 
 impl Fault {
@@ -22,6 +33,6 @@ impl Fault {
         message: impl Into<String>,
         help: impl Into<String>,
     ) -> Self {
-        Self { path: path.into(), code, message: message.into(), help: help.into() }
+        Self { path: path.into(), code, message: message.into(), help: help.into(), file: None }
     }
 }

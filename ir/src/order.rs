@@ -2,7 +2,7 @@
 //!
 //! One law: an order is only what was written; whether it makes sense is for [`spec`](crate::spec) to say.
 
-use crate::action::{Action, ActionError};
+use crate::action::{Action, ActionError, Op};
 use crate::ids::{Rank, Stage};
 use crate::placement::Placement;
 use std::fmt::Write as _;
@@ -85,9 +85,9 @@ impl PipelineOrder {
         }
     }
 
-    /// Whether sends and receives are already written out.
-    pub fn has_communication(&self) -> bool {
-        self.ranks.iter().flatten().any(|a| !a.op.is_compute())
+    /// Whether any action has an operation like this.
+    pub fn has(&self, like: impl Fn(Op) -> bool) -> bool {
+        self.ranks.iter().flatten().any(|action| like(action.op))
     }
 
     /// Actions of all ranks together.

@@ -10,15 +10,16 @@ pub use batch::Batch;
 pub use costs::UnitCosts;
 pub use layout::even_layout;
 
-use crate::fault::Fault;
+use crate::action::Op;
+use crate::fault::{Fault, FilePlace};
 use crate::ids::{LayerRange, Stage};
 use crate::model::{ModelShape, StagePart};
 use crate::order::{CellError, PipelineOrder};
 use crate::passes;
 use crate::placement::Placement;
-use crate::scenario::{Model, OptimizerName, Scenario, ScheduleEntry};
+use crate::scenario::{Attention, Dtype, Model, OptimizerName, Recompute, Scenario, ScheduleEntry, SequenceParallel};
 use crate::schedule::{Draft, Schedule};
-use crate::schedules::{self, Family, MAX_STAGE_MICROBATCHES, RANKS, ScheduleParams};
+use crate::schedules::{self, Family, RANKS, ScheduleParams};
 use crate::spec::Violation;
 use crate::workload::Workload;
 
@@ -67,17 +68,20 @@ impl Plan {
         self.model.as_ref().is_some_and(|m| !m.untie_embeddings_and_output_weights) && self.placement().stages() > 1
     }
 
-    /// The whole program of an optimizer step: accumulation rounds, messages, reductions, optimizer.
+    /// The whole program of an optimizer step: accumulation rounds, messages, reductions, optimizer. What a custom order
+    /// already has of a kind stays as it is there.
     pub fn program(&self) -> PipelineOrder {
-        let order = passes::accumulate(&self.order, self.batch.rounds);
-        if order.has_communication() {
-            return order;
+        let mut order = passes::accumulate(&self.order, self.batch.rounds);
+        if !order.has(|op| op.is_send() || op.is_receive()) {
+            order = passes::add_send_recv(&order);
         }
-        let mut order = passes::add_send_recv(&order);
-        if self.reduces_tied_embedding() {
+        if self.reduces_tied_embedding() && !order.has(|op| op == Op::ReduceTied) {
             order = passes::add_tied_reduction(order);
         }
-        passes::add_optimizer_step(order)
+        if !order.has(|op| op == Op::OptimizerStep) {
+            order = passes::add_optimizer_step(order);
+        }
+        order
     }
 
     /// The unchecked task graph of an optimizer step.
@@ -164,24 +168,16 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
             .map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
         (plan_name(family, chunks), family.name.to_owned(), chunks, order)
     };
-    let cells = [order.placement.stages(), context.batch.microbatches, context.batch.rounds];
-    if cells.map(u64::from).iter().product::<u64>() > MAX_STAGE_MICROBATCHES {
-        let [stages, m, rounds] = cells;
-        let message = format!(
-            "{stages} stages x {m} microbatches x {rounds} rounds are more than {MAX_STAGE_MICROBATCHES}, the most of one step"
-        );
-        return Err(vec![Fault::new(
-            "training",
-            "schedule::size",
-            message,
-            "use fewer microbatches or a smaller global batch",
-        )]);
+    let all_microbatches = context.batch.microbatches.saturating_mul(context.batch.rounds);
+    let too_large = schedules::size_faults(order.placement.ranks(), order.placement.stages(), all_microbatches);
+    if !too_large.is_empty() {
+        return Err(too_large);
     }
     let layers = match context.model {
         Some(model) => layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?,
         None => Vec::new(),
     };
-    let warnings = warnings(context, &family, order.placement.ranks());
+    let warnings = warnings(context, &family, order.placement.ranks(), chunks);
     let job = job(context);
     Ok(Plan { name, family, chunks, order, batch: context.batch, model: context.model.cloned(), layers, job, warnings })
 }
@@ -189,18 +185,24 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
 /// The job in words.
 fn job(context: &Context<'_>) -> String {
     let Batch { micro_batch_size, seq_length, .. } = context.batch;
-    let optimizer = context.scenario.execute.as_ref().and_then(|e| e.optimizer.as_ref()).map(|o| o.kind);
-    let optimizer = match optimizer {
-        Some(OptimizerName::Sgd) => "SGD",
-        Some(OptimizerName::Adamw) | None => "AdamW",
+    let optimizer = context.scenario.execute.as_ref().and_then(|e| e.optimizer.as_ref());
+    let optimizer = match optimizer.map(|o| (o.kind, o.momentum.unwrap_or(0.0) > 0.0)) {
+        Some((OptimizerName::Sgd, false)) => "SGD",
+        Some((OptimizerName::Sgd, true)) => "SGD with momentum",
+        Some((OptimizerName::Adamw, _)) | None => "AdamW",
     };
     let model = context.model.map_or_else(
         || "no model".to_owned(),
         |m| {
             let head = if m.untie_embeddings_and_output_weights { "untied" } else { "tied" };
             format!(
-                "GPT of {} layers, hidden {}, {} heads, ffn {}, vocabulary {}, {head} head",
-                m.num_layers, m.hidden_size, m.num_attention_heads, m.ffn_hidden_size, m.vocab_size
+                "GPT of {} layers, hidden {}, {} heads, ffn {}, vocabulary {}, {} positions, {head} head",
+                m.num_layers,
+                m.hidden_size,
+                m.num_attention_heads,
+                m.ffn_hidden_size,
+                m.vocab_size,
+                m.max_position_embeddings
             )
         },
     );
@@ -242,7 +244,9 @@ fn custom_order(context: &Context<'_>, at: &str, entry: &ScheduleEntry) -> Resul
     })?;
     let order = PipelineOrder::from_csv(&text, context.batch.microbatches).map_err(|errors| {
         let fault = |e: CellError| {
-            Fault::new(&path, "custom::cell", format!("{file}: {e}"), "cells are separated by commas, one line a rank")
+            let help = "cells are separated by commas, one line a rank";
+            let fault = Fault::new(&path, "custom::cell", format!("{file}: {e}"), help);
+            Fault { file: Some(FilePlace { file: file.to_owned(), span: e.span }), ..fault }
         };
         errors.into_iter().map(fault).collect::<Vec<_>>()
     })?;
@@ -302,21 +306,44 @@ fn resolve_model(model: &Model, scenario: &Scenario, faults: &mut Vec<Fault>) ->
 
 /// The divisors of `n` next to `near`: the largest below it and the smallest above.
 pub(crate) fn nearest_divisors(n: u32, near: u32) -> Vec<u32> {
-    let divides = |d: &u32| n.is_multiple_of(*d);
-    (1..near.min(n)).rev().find(divides).into_iter().chain((near.saturating_add(1)..=n).find(divides)).collect()
+    let small = (1..=n.isqrt()).filter(|d| n.is_multiple_of(*d));
+    let all: Vec<u32> = small.flat_map(|d| [d, n / d]).collect();
+    let below = all.iter().copied().filter(|d| *d < near).max();
+    let above = all.iter().copied().filter(|d| *d > near).min();
+    below.into_iter().chain(above).collect()
 }
 
 /// Legal, but worth a word.
-fn warnings(context: &Context<'_>, family: &str, ranks: u32) -> Vec<String> {
+fn warnings(context: &Context<'_>, family: &str, ranks: u32, chunks: u32) -> Vec<String> {
     let mut warnings = Vec::new();
     let m = context.batch.microbatches;
-    if m < ranks && family != "naive" {
-        let idle = f64::from(ranks - 1) / f64::from(m + ranks - 1) * 100.0;
+    if m < ranks && family != "naive" && family != "custom" {
+        // Chunk times: all that a rank does, and until the last rank has its first chunk of the last group.
+        let [m, p, v] = [m, ranks, chunks].map(f64::from);
+        let idle = (1.0 - m * v / ((v - 1.0) * p + m + p - 1.0)) * 100.0;
         warnings.push(format!(
-            "{m} microbatches do not fill {ranks} ranks: at equal stages {idle:.0} % of the time is idle; use {ranks} or more"
+            "{m} microbatches do not fill {p} ranks: at equal stages {idle:.0} % of the time is idle; use {p} or more"
         ));
     }
-    let parallel = &context.scenario.parallel;
+    let (parallel, training) = (&context.scenario.parallel, &context.scenario.training);
+    if parallel.zero_stage.is_some_and(|stage| stage >= 2) && ranks > 1 {
+        warnings.push(
+            "ZeRO 2 and 3 shard gradients that a pipeline accumulates over all its microbatches: each would have to be \
+             reduced and gathered again for every microbatch; use ZeRO 1 with pipeline parallelism"
+                .to_owned(),
+        );
+    }
+    let ignored = [
+        (parallel.zero_stage.is_some_and(|stage| stage > 0), "parallel.zero_stage"),
+        (parallel.sequence_parallel.is_some_and(|kind| kind != SequenceParallel::None), "parallel.sequence_parallel"),
+        (parallel.order.is_some(), "parallel.order"),
+        (training.dtype.is_some_and(|dtype| dtype != Dtype::Fp32), "training.dtype"),
+        (training.recompute.is_some_and(|recompute| recompute != Recompute::None), "training.recompute"),
+        (training.attention.is_some_and(|attention| attention != Attention::Standard), "training.attention"),
+    ];
+    for (_, knob) in ignored.iter().filter(|(set, _)| *set) {
+        warnings.push(format!("{knob} is not modelled in this version and changes nothing here"));
+    }
     for (size, what) in [
         (parallel.tensor_model_parallel_size, "tensor parallelism"),
         (parallel.data_parallel_size, "data parallelism"),

@@ -92,11 +92,7 @@ impl Family {
             }
         }
         // Larger plans than this would not fit in memory as a task graph; refuse them before trying.
-        let product = [params.ranks, params.microbatches, params.chunks].map(u64::from).into_iter().product::<u64>();
-        if product > MAX_STAGE_MICROBATCHES {
-            let message = format!("{product} (stage, microbatch) pairs are more than {MAX_STAGE_MICROBATCHES}");
-            faults.push(Fault::new(MICROBATCHES, "schedule::size", message, "use fewer microbatches, ranks or chunks"));
-        }
+        faults.extend(size_faults(params.ranks, params.ranks.saturating_mul(params.chunks), params.microbatches));
         if !self.interleaves && params.chunks > 1 {
             let message = format!("{} holds one chunk a rank, not {}", self.name, params.chunks);
             let help = "leave virtual_pipeline_model_parallel_size out, or use interleaved-1f1b";
@@ -122,8 +118,28 @@ impl Family {
     }
 }
 
-/// Most `p m v` of one step that is accepted; 16 million pairs are about 100 million tasks.
-pub const MAX_STAGE_MICROBATCHES: u64 = 1 << 24;
+/// Most ranks of a pipeline that are accepted.
+pub const MAX_RANKS: u32 = 1024;
+/// Most (stage, microbatch) pairs of one step that are accepted: with messages some 6 million tasks, a few GB.
+pub const MAX_STAGE_MICROBATCHES: u64 = 1 << 20;
+
+/// Plans too large to be held as a task graph.
+pub(crate) fn size_faults(ranks: u32, stages: u32, microbatches: u32) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    if ranks > MAX_RANKS {
+        let message = format!("{ranks} pipeline ranks are more than {MAX_RANKS}, the most of one pipeline");
+        faults.push(Fault::new(RANKS, "schedule::size", message, format!("use {MAX_RANKS} or fewer")));
+    }
+    let pairs = u64::from(stages) * u64::from(microbatches);
+    if pairs > MAX_STAGE_MICROBATCHES {
+        let message = format!(
+            "{stages} stages x {microbatches} microbatches are {pairs} pairs, more than {MAX_STAGE_MICROBATCHES}, the most of \
+             one step"
+        );
+        faults.push(Fault::new(MICROBATCHES, "schedule::size", message, "use fewer microbatches, ranks or chunks"));
+    }
+    faults
+}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 use super::args::CheckArgs;
 use super::failure::Failure;
 use super::{exit, load, output};
-use pipewright::ir::spec::Violation;
+use pipewright::ir::spec::{Rule, Violation};
 use pipewright::ir::workload::Workload;
 use serde::Serialize;
 
@@ -37,11 +37,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let mut text = String::new();
     for plan in &loaded.plans {
         let draft = plan.draft(&Workload::abstract_stages(plan.placement().stages()));
+        // Only whether it deadlocks depends on how sends behave.
         let mut found: Vec<Violation> = Vec::new();
-        for violation in semantics.iter().flat_map(|s| draft.check(*s)) {
-            if !found.contains(&violation) {
-                found.push(violation);
-            }
+        for (i, semantics) in semantics.iter().enumerate() {
+            found.extend(draft.check(*semantics).into_iter().filter(|v| i == 0 || v.rule == Rule::DeadlockFree));
         }
         if found.is_empty() {
             text.push_str(&format!("{}: keeps all rules ({} sends)\n", plan.name, names.join(", ")));

@@ -60,8 +60,9 @@ fn save_both(picture: &Picture, folder: &Path, name: &str) -> Result<(), Failure
 #[cfg(feature = "exec")]
 mod measured {
     use super::super::execute::{Job, Profiler};
+    use super::super::predict::sound;
     use super::super::profile;
-    use super::super::run::{median, unsound};
+    use super::super::run::{median, warmed_up};
     use super::super::verify::{self, Row};
     use super::*;
     use pipewright::exec::reference::Reference;
@@ -110,7 +111,8 @@ mod measured {
         measured_step_seconds: f64,
         /// Predicted / measured - 1.
         step_error: f64,
-        measured_bubble_fraction: f64,
+        /// Null where ranks took turns on too few cores.
+        measured_bubble_fraction: Option<f64>,
         /// Most live bytes of any rank, as the allocator counted them \[B\].
         measured_peak_memory_bytes: u64,
         losses: Vec<f64>,
@@ -136,7 +138,7 @@ mod measured {
             let steps = if turn == 0 { job.steps } else { job.steps.min(TURN_STEPS) };
             for (plan, runs) in loaded.plans.iter().zip(&mut runs) {
                 let workload = Workload::abstract_stages(plan.placement().stages());
-                let schedule = plan.schedule(&workload).map_err(|v| unsound(&v))?;
+                let schedule = sound(plan, &workload)?;
                 runs.push(job.run(plan, &schedule, steps, false)?);
             }
         }
@@ -157,7 +159,9 @@ mod measured {
         for ((plan, predicted), runs) in loaded.plans.iter().zip(&predictions).zip(&runs) {
             let verified = verify::verify(&job, plan, &reference)?;
             let step = median_step(runs);
-            rows.push(row(plan, predicted, runs, &step, &reference, verified));
+            let mut row = row(plan, predicted, runs, &step, &reference, verified);
+            row.measured_bubble_fraction = row.measured_bubble_fraction.filter(|_| limit.is_none());
+            rows.push(row);
             steps.push(step);
         }
         draw_predictions(loaded, &costs, &predictions, folder)?;
@@ -169,7 +173,7 @@ mod measured {
             device: job.device_name(),
             cores: job.cores(),
             oversubscribed: limit.is_some(),
-            one_device_step_seconds: median(reference.step_seconds.get(1..).unwrap_or_default()),
+            one_device_step_seconds: median(warmed_up(&reference.step_seconds)),
             ok: rows.iter().all(|r| r.verify.ok),
             runs: rows,
             folder: folder.display().to_string(),
@@ -211,7 +215,7 @@ mod measured {
             predicted: RunRow::new(plan, &predicted.metrics, 1),
             measured_step_seconds: metrics.makespan,
             step_error: predicted.metrics.makespan / metrics.makespan - 1.0,
-            measured_bubble_fraction: metrics.bubble_fraction,
+            measured_bubble_fraction: Some(metrics.bubble_fraction),
             measured_peak_memory_bytes: step.memory.iter().map(|m| m.peak).max().unwrap_or(0),
             max_loss_diff_all_steps: differences.fold(0.0, f64::max),
             losses,
@@ -258,9 +262,7 @@ mod measured {
             "equals one device".to_owned(),
         ];
         let peak = |r: &RunRow| r.ranks.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0);
-        let measured_bubble = |r: &Measured| {
-            if answer.oversubscribed { "-".to_owned() } else { percent(r.measured_bubble_fraction) }
-        };
+        let measured_bubble = |r: &Measured| r.measured_bubble_fraction.map_or("-".to_owned(), percent);
         let row = |r: &Measured| {
             vec![
                 r.predicted.name.clone(),

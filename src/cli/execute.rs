@@ -3,6 +3,7 @@
 use super::args::{Device as DeviceArg, ExecuteArgs};
 use super::failure::Failure;
 use super::load::Loaded;
+use super::predict::MAX_SPANS;
 use super::progress;
 use pipewright::exec::data::{BYTE_VOCAB, TextData};
 use pipewright::exec::device::{self, Device, DeviceKind};
@@ -13,11 +14,12 @@ use pipewright::exec::profile::{self, Layout, ProfileOptions, Samples};
 use pipewright::exec::reference::{self, Reference};
 use pipewright::exec::run::{self, Run, RunOptions};
 use pipewright::exec::worker::TextBatches;
+use pipewright::ir::action::Op;
 use pipewright::ir::cost_table::{CostTable, MessageCosts};
 use pipewright::ir::ids::{LayerRange, Stage};
 use pipewright::ir::model::{ModelShape, StagePart};
 use pipewright::ir::plan::Plan;
-use pipewright::ir::scenario::{DeviceName, Dtype, Optimizer, OptimizerName, Recompute, SequenceParallel};
+use pipewright::ir::scenario::{Attention, DeviceName, Dtype, Optimizer, OptimizerName, Recompute, SequenceParallel};
 use pipewright::ir::schedule::Schedule;
 use std::time::Duration;
 
@@ -44,6 +46,7 @@ impl Job {
             return Err(Failure::Usage { message, help: help.to_owned() });
         };
         refuse_unsupported(loaded)?;
+        refuse_split_backward(loaded)?;
         let Some(plan) = loaded.plans.first() else {
             return Err(Failure::Usage { message: "no schedule is named".to_owned(), help: String::new() });
         };
@@ -131,8 +134,19 @@ impl Job {
 
     /// Trains with a schedule. `keep` keeps every gradient, for comparison.
     pub(crate) fn run(&self, plan: &Plan, schedule: &Schedule, steps: u64, keep: bool) -> Result<Run, Failure> {
+        let steps_held = MAX_SPANS / schedule.len().max(1);
+        if steps > steps_held as u64 {
+            let message = format!("a timeline of {steps} steps of {} tasks is too large to keep", schedule.len());
+            return Err(Failure::Usage { message, help: format!("use {steps_held} steps or fewer") });
+        }
         let devices = self.devices(plan.ranks())?;
-        let options = RunOptions { steps, optimizer: self.optimizer, keep_gradients: keep, timeout: TIMEOUT };
+        let options = RunOptions {
+            steps,
+            optimizer: self.optimizer,
+            keep_gradients: keep,
+            timeout: TIMEOUT,
+            count_memory: self.kind == DeviceKind::Cpu,
+        };
         let what = if keep { format!("verify {}", plan.name) } else { format!("run {}", plan.name) };
         let bar = progress::bar(&what, steps);
         let build = |stage: Stage, device: &Device| self.build(plan.part(stage), device);
@@ -236,6 +250,12 @@ fn refuse_unsupported(loaded: &Loaded) -> Result<(), Failure> {
         (parallel.zero_stage.is_some_and(|stage| stage > 0), "parallel.zero_stage", "ZeRO", "0"),
         (training.dtype.is_some_and(|dtype| dtype != Dtype::Fp32), "training.dtype", "16-bit training", "\"fp32\""),
         (
+            training.attention.is_some_and(|attention| attention != Attention::Standard),
+            "training.attention",
+            "flash attention",
+            "\"standard\"",
+        ),
+        (
             training.recompute.is_some_and(|recompute| recompute != Recompute::None),
             "training.recompute",
             "recomputation",
@@ -249,6 +269,15 @@ fn refuse_unsupported(loaded: &Loaded) -> Result<(), Failure> {
             Err(loaded.fault(path, "execute::unsupported", message, format!("use {use_instead}, or only simulate")))
         }
     }
+}
+
+/// The executor runs backward whole.
+fn refuse_split_backward(loaded: &Loaded) -> Result<(), Failure> {
+    let split = |plan: &&Plan| plan.order.has(|op| matches!(op, Op::BackwardInput | Op::BackwardWeight));
+    loaded.plans.iter().find(split).map_or(Ok(()), |plan| {
+        let message = format!("{} splits backward into I and W, which this version cannot execute", plan.name);
+        Err(loaded.fault("schedules", "execute::unsupported", message, "write B, or only simulate"))
+    })
 }
 
 fn optimizer(loaded: &Loaded, written: Option<&Optimizer>) -> Result<OptimizerConfig, Failure> {

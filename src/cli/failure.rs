@@ -50,8 +50,7 @@ impl Failure {
             }
             #[cfg(feature = "exec")]
             Failure::Execution(message) => {
-                let help = "nothing was written for the run that failed".to_owned();
-                draw(&Fault { message, help, code: "execution".to_owned(), place: None });
+                draw(&Fault { message, help: String::new(), code: "execution".to_owned(), place: None });
                 exit::EXECUTION
             }
             other => {

@@ -54,7 +54,11 @@ pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
     match plan::resolve(&scenario, &read_beside) {
         Ok(plans) => Ok(Loaded { scenario, plans, folder, text, name: file.to_owned() }),
         Err(faults) => {
-            let at_home = |fault| place(&text, file, rename(fault, &chosen));
+            let at_home = |fault: PlanFault| {
+                let beside = place_beside(&folder, &fault);
+                let fault = place(&text, file, rename(fault, &chosen));
+                Fault { place: beside.or(fault.place), ..fault }
+            };
             Err(Failure::Faults(faults.into_iter().map(at_home).collect()))
         }
     }
@@ -108,10 +112,8 @@ fn unknown_field(message: &str) -> (Option<String>, String) {
     }
     let mut names = message.split('`').skip(1).step_by(2);
     let Some(unknown) = names.next() else { return (None, String::new()) };
-    let nearest = names.max_by(|a, b| {
-        let likeness = |name: &str| strsim::jaro_winkler(unknown, name);
-        likeness(a).total_cmp(&likeness(b))
-    });
+    let likeness = |name: &str| strsim::jaro_winkler(unknown, name);
+    let nearest = names.max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|name| likeness(name) > 0.7);
     (Some(unknown.to_owned()), nearest.map_or_else(String::new, |name| format!("did you mean `{name}`?")))
 }
 
@@ -149,4 +151,11 @@ fn place(text: &str, file: &str, fault: PlanFault) -> Fault {
     let place =
         locate::span(text, &fault.path).map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
     Fault { message: fault.message, help: fault.help, code: fault.code.to_owned(), place }
+}
+
+/// The place of a fault in a file that the scenario names, which has just been read.
+fn place_beside(folder: &Path, fault: &PlanFault) -> Option<Place> {
+    let beside = fault.file.as_ref()?;
+    let text = std::fs::read_to_string(folder.join(&beside.file)).ok()?;
+    Some(Place { source: NamedSource::new(&beside.file, text), span: beside.span })
 }

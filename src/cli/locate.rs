@@ -58,18 +58,9 @@ pub(crate) fn span(text: &str, path: &str) -> Option<(usize, usize)> {
     let tree = parse_to_ast(text, &CollectOptions::default(), &options()).ok()?;
     let mut value = tree.value.as_ref()?;
     let mut span = None;
-    for step in path.split(['.', '[']).map(|step| step.trim_end_matches(']')).filter(|step| !step.is_empty()) {
-        let (next, range) = match value {
-            Value::Object(object) => match object.properties.iter().find(|p| p.name.as_str() == step) {
-                Some(property) => (&property.value, property.value.range()),
-                None => break,
-            },
-            Value::Array(array) => match step.parse::<usize>().ok().and_then(|i| array.elements.get(i)) {
-                Some(element) => (element, element.range()),
-                None => break,
-            },
-            _ => break,
-        };
+    for step in steps(path) {
+        let Some(next) = child(value, step) else { break };
+        let range = next.range();
         value = next;
         span = Some((range.start, range.end - range.start));
     }
@@ -79,12 +70,29 @@ pub(crate) fn span(text: &str, path: &str) -> Option<(usize, usize)> {
     Some((start, length.min(first_line.max(1))))
 }
 
-/// The place of the key `key` inside the object at `path`.
+/// The place of the key `key` of the object at `path` (empty for the whole file).
 pub(crate) fn key_span(text: &str, path: &str, key: &str) -> Option<(usize, usize)> {
-    let around = span(text, path).map_or(0, |(start, _)| start);
-    let quoted = format!("\"{key}\"");
-    let at = around + text.get(around..)?.find(&quoted)?;
-    Some((at, quoted.len()))
+    let tree = parse_to_ast(text, &CollectOptions::default(), &options()).ok()?;
+    let mut value = tree.value.as_ref()?;
+    for step in steps(path) {
+        value = child(value, step)?;
+    }
+    let Value::Object(object) = value else { return None };
+    let range = object.properties.iter().find(|p| p.name.as_str() == key)?.name.range();
+    Some((range.start, range.end - range.start))
+}
+
+/// The steps of a path: keys and indices.
+fn steps(path: &str) -> impl Iterator<Item = &str> {
+    path.split(['.', '[']).map(|step| step.trim_end_matches(']')).filter(|step| !step.is_empty())
+}
+
+fn child<'a, 'b>(value: &'b Value<'a>, step: &str) -> Option<&'b Value<'a>> {
+    match value {
+        Value::Object(object) => object.properties.iter().find(|p| p.name.as_str() == step).map(|p| &p.value),
+        Value::Array(array) => step.parse::<usize>().ok().and_then(|i| array.elements.get(i)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -104,9 +112,16 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_found_in_its_own_object() {
+        let text = "{ \"execute\": { \"steps\": 1 }, \"steps\": 2 }";
+        assert_eq!(key_span(text, "", "steps"), Some((text.rfind("\"steps\"").unwrap(), 7)));
+        assert_eq!(key_span(text, "execute", "steps"), Some((text.find("\"steps\"").unwrap(), 7)));
+    }
+
+    #[test]
     fn syntax_faults_have_a_place() {
-        for text in ["{", "{\"a\": NaN}", "{\"a\": 1 \"b\": 2}", "{\"a\": 1, \"a\": 2}", ""] {
-            assert!(parse(text).is_err() || parse(text) == Ok(serde_json::Value::Null), "{text}");
+        for text in ["{", "{\"a\": NaN}", "{\"a\": 1 \"b\": 2}", "{\"a\": 1, \"a\": 2}"] {
+            assert!(parse(text).is_err(), "{text}");
         }
         assert_eq!(parse("{\"a\": 1, \"a\": 2}").unwrap_err().1, (9, 3));
     }

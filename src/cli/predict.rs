@@ -7,7 +7,6 @@ use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::{Plan, UnitCosts};
 use pipewright::ir::scenario::CostModelName;
 use pipewright::ir::schedule::Schedule;
-use pipewright::ir::spec::Violation;
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::workload::Workload;
 use pipewright::sim::cost::{CostModel, TableCost, UnitCost, workload_of};
@@ -68,7 +67,13 @@ impl Costs {
 
     /// Predicts one plan.
     pub(crate) fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
-        let schedule = plan.schedule(&self.workload(plan)).map_err(|violations| unsound(plan, &violations))?;
+        let schedule = sound(plan, &self.workload(plan))?;
+        if schedule.len().saturating_mul(options.steps) > MAX_SPANS {
+            return Err(Failure::Usage {
+                message: format!("{} steps of {} tasks are more than {MAX_SPANS}", options.steps, schedule.len()),
+                help: format!("use --steps {} or fewer", MAX_SPANS / schedule.len().max(1)),
+            });
+        }
         let unit;
         let table;
         let cost: &dyn CostModel = match self {
@@ -91,13 +96,18 @@ impl Costs {
     }
 }
 
-/// A schedule that breaks the law cannot be run by anything.
-fn unsound(plan: &Plan, violations: &[Violation]) -> Failure {
-    let first: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
-    Failure::Usage {
-        message: format!("{} breaks {} rules: {}", plan.name, violations.len(), first.join("; ")),
-        help: "`pipewright check FILE` lists every violation with its tasks".to_owned(),
-    }
+/// Most (step, task) pairs of one timeline that are accepted, a GB of times.
+pub(crate) const MAX_SPANS: usize = 1 << 26;
+
+/// The schedule of a plan. One that breaks the law cannot be run by anything.
+pub(crate) fn sound(plan: &Plan, workload: &Workload) -> Result<Schedule, Failure> {
+    plan.schedule(workload).map_err(|violations| {
+        let first: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
+        Failure::Usage {
+            message: format!("{} breaks the rules {} times: {}", plan.name, violations.len(), first.join("; ")),
+            help: "`pipewright check FILE` lists every violation with its tasks".to_owned(),
+        }
+    })
 }
 
 fn read_table(loaded: &Loaded, file: &str) -> Result<CostTable, Failure> {
@@ -108,9 +118,11 @@ fn read_table(loaded: &Loaded, file: &str) -> Result<CostTable, Failure> {
     };
     let text = std::fs::read_to_string(&path).map_err(|e| fault(e.to_string()))?;
     let table: CostTable = serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?;
-    if table.schema_version == 1 {
-        Ok(table)
-    } else {
-        Err(fault(format!("version {} is not known", table.schema_version)))
+    if table.schema_version != 1 {
+        return Err(fault(format!("version {} is not known", table.schema_version)));
+    }
+    match table.first_fault() {
+        Some(what) => Err(fault(what)),
+        None => Ok(table),
     }
 }

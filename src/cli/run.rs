@@ -3,6 +3,7 @@
 use super::args::RunArgs;
 use super::execute::Job;
 use super::failure::Failure;
+use super::predict::sound;
 use super::{exit, load, output};
 use pipewright::ir::workload::Workload;
 use pipewright::report::json::timeline_json;
@@ -17,7 +18,7 @@ struct Answer {
     losses: Vec<f64>,
     /// First start to last end of each step \[s\].
     step_seconds: Vec<f64>,
-    /// Of the median step.
+    /// Of the median step after the first.
     tokens_per_second: f64,
     /// Whether more ranks than cores took turns, so that times say nothing about bubbles.
     oversubscribed: bool,
@@ -33,14 +34,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     if loaded.plans.len() > 1 {
         output::note(&format!("running {}; --schedule NAME chooses another of the scenario", plan.name));
     }
-    let schedule = plan.schedule(&Workload::abstract_stages(plan.placement().stages())).map_err(|v| unsound(&v))?;
+    let schedule = sound(plan, &Workload::abstract_stages(plan.placement().stages()))?;
     let oversubscribed = job.cores().is_some_and(|cores| plan.ranks() > cores);
     let result = job.run(plan, &schedule, job.steps, false)?;
     let step_seconds = result.step_seconds();
     let path =
         args.out.join(output::slug(&loaded.scenario.name)).join(format!("timeline-{}.json", output::slug(&plan.name)));
     output::write_file(&path, timeline_json(&schedule, &result.timeline).to_string().as_bytes())?;
-    let median = median(&step_seconds);
+    let median = median(warmed_up(&step_seconds));
     let answer = Answer {
         schema_version: 1,
         device: job.device_name(),
@@ -74,11 +75,9 @@ fn text(answer: &Answer) -> String {
     text
 }
 
-/// A schedule that breaks the law is not run.
-pub(crate) fn unsound(violations: &[pipewright::ir::spec::Violation]) -> Failure {
-    let first = violations.first().map(ToString::to_string).unwrap_or_default();
-    let help = "`pipewright check FILE` lists every violation with its tasks".to_owned();
-    Failure::Usage { message: format!("the schedule breaks {} rules: {first}", violations.len()), help }
+/// All steps but the first, which warms up; that one where there is no other.
+pub(crate) fn warmed_up(steps: &[f64]) -> &[f64] {
+    steps.get(usize::from(steps.len() > 1)..).unwrap_or_default()
 }
 
 /// The middle value; of an even number the upper one.

@@ -9,10 +9,11 @@ use plotters::style::text_anchor::HPos;
 
 /// Round positions from 0 to `largest`, about `wanted` of them, at steps of 1, 2 or 5 times a power of ten.
 pub(super) fn ticks(largest: f64, wanted: usize) -> Vec<f64> {
-    if !(largest > 0.0 && largest.is_finite()) {
+    let rough = largest / wanted.max(1) as f64;
+    // Also keeps the loops below from running out of powers of ten.
+    if !(rough > 1e-300 && rough < 1e300) {
         return vec![0.0];
     }
-    let rough = largest / wanted.max(1) as f64;
     let mut power = 1.0;
     while power > rough {
         power /= 10.0;

@@ -20,14 +20,6 @@ pub enum PictureError {
     /// The file name does not say which format.
     #[error("`{}` names no picture format; end it in .svg or .png", .0.display())]
     Extension(PathBuf),
-    /// The file cannot be written.
-    #[error("cannot write `{}`: {error}", path.display())]
-    Write {
-        /// Which file.
-        path: PathBuf,
-        /// What the system says.
-        error: std::io::Error,
-    },
     /// The scale gives no bitmap, or one beyond 100 million pixels.
     #[error("a {width} x {height} picture cannot be drawn at scale {scale}; use a scale between 0.1 and 4")]
     Scale {
@@ -95,14 +87,5 @@ impl Picture {
             Some("png") => self.png(SAVED_SCALE),
             _ => Err(PictureError::Extension(path.to_owned())),
         }
-    }
-
-    /// Writes the picture as SVG or PNG, as the extension says.
-    ///
-    /// # Errors
-    /// Another extension, or the file cannot be written.
-    pub fn save(&self, path: &Path) -> Result<(), PictureError> {
-        let bytes = self.encode(path)?;
-        std::fs::write(path, bytes).map_err(|error| PictureError::Write { path: path.to_owned(), error })
     }
 }

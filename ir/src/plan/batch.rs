@@ -70,6 +70,13 @@ pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
                      {global} % {parts} = {}",
                     global % parts
                 );
+                if !global.is_multiple_of(replicas) {
+                    let (below, above) =
+                        (global / replicas * replicas, (global / replicas + 1).saturating_mul(replicas));
+                    let help =
+                        format!("{global} is no multiple of {replicas} replicas: use {GLOBAL} = {below} or {above}");
+                    return Fault::new(GLOBAL, "training::divide", message, help);
+                }
                 let legal: Vec<String> =
                     nearest_divisors(global / replicas, count).iter().map(u32::to_string).collect();
                 Fault::new(COUNT, "training::divide", message, format!("use {} microbatches", legal.join(" or ")))

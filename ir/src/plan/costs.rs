@@ -71,6 +71,10 @@ pub(super) fn check(scenario: &Scenario, faults: &mut Vec<Fault>) {
             let help = "write it with `pipewright profile FILE -o costs.json` and add \"file\": \"costs.json\"";
             faults.push(Fault::new("costs", "costs::file", message, help));
         }
+        CostModelName::Table if costs.stage_scale.is_some() => {
+            let message = "costs.stage_scale belongs to unit costs, but the model is a table";
+            faults.push(Fault::new("costs.stage_scale", "costs::mixed", message, "leave it out"));
+        }
         CostModelName::Table => {
             if let Some((_, key)) = numbers.iter().find(|(value, _)| value.is_some()) {
                 let message = format!("costs.{key} belongs to unit costs, but the model is a table");

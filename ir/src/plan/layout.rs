@@ -74,8 +74,11 @@ fn default_layout(layers: u32, stages: u32, chunks: u32) -> Result<Vec<u32>, Fau
     }
     if chunks > 1 && !layers.is_multiple_of(stages) {
         let ranks = stages / chunks;
-        let legal: Vec<String> =
-            (1..=layers / ranks.max(1)).filter(|v| layers.is_multiple_of(ranks * v)).map(|v| v.to_string()).collect();
+        let legal: Vec<String> = (1..=layers / ranks.max(1))
+            .take(1000)
+            .filter(|v| layers.is_multiple_of(ranks * v))
+            .map(|v| v.to_string())
+            .collect();
         let chunk_help = if legal.is_empty() { String::new() } else { format!("{} chunks a rank, ", legal.join(", ")) };
         let message = format!(
             "{layers} layers do not divide into {ranks} ranks x {chunks} chunks = {stages} stages: {layers} % {stages} = {}",

@@ -69,8 +69,6 @@ pub(super) struct Index {
     forward: Vec<u32>,
     /// B or I: makes the gradient of the input.
     input_gradient: Vec<u32>,
-    /// B or W: the last that needs the activations.
-    weight_gradient: Vec<u32>,
     /// `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`; empty where the order has none.
     messages: [Vec<u32>; 4],
     /// `REDUCE_TIED` tasks.
@@ -92,13 +90,13 @@ impl Index {
         let (stages, microbatches) = (order.placement.stages(), order.microbatches);
         let cells = stages as usize * microbatches as usize;
         let table = || vec![NONE; cells];
-        let message = || if order.has_communication() { table() } else { Vec::new() };
+        let messages = order.has(|op| message_slot(op).is_some());
+        let message = || if messages { table() } else { Vec::new() };
         let mut index = Self {
             microbatches,
             stages,
             forward: table(),
             input_gradient: table(),
-            weight_gradient: table(),
             messages: [message(), message(), message(), message()],
             tied: Vec::new(),
         };
@@ -122,12 +120,8 @@ impl Index {
         };
         match action.op {
             Op::Forward => set(&mut self.forward),
-            Op::FullBackward => {
-                set(&mut self.input_gradient);
-                set(&mut self.weight_gradient);
-            }
-            Op::BackwardInput => set(&mut self.input_gradient),
-            Op::BackwardWeight => set(&mut self.weight_gradient),
+            Op::FullBackward | Op::BackwardInput => set(&mut self.input_gradient),
+            Op::BackwardWeight => {}
             op => {
                 if let Some(slot) = message_slot(op) {
                     set(&mut self.messages[slot]);
@@ -147,7 +141,7 @@ impl Index {
         let table = match op {
             Op::Forward => &self.forward,
             Op::FullBackward | Op::BackwardInput => &self.input_gradient,
-            Op::BackwardWeight => &self.weight_gradient,
+            Op::BackwardWeight => return None,
             op => &self.messages[message_slot(op)?],
         };
         table.get(cell).filter(|id| **id != NONE).map(|id| NodeIndex::new(*id as usize))

@@ -25,9 +25,13 @@ fn forward(table: &Table<'_>, stage: Stage, next: Option<Stage>, microbatch: Mic
             .map(|to| (Action::new(to, Op::RecvForward, microbatch), table.get(Op::RecvForward, to, microbatch))),
         user: next.and_then(|to| table.get(Op::Forward, to, microbatch)),
     };
-    message.check(table, crosses(table, Some(stage), next), report);
+    if next.is_some() {
+        message.check(table, crosses(table, Some(stage), next), report);
+    } else {
+        no_other_end(table, Op::SendForward, stage, microbatch, report);
+    }
     if stage.0 == 0 {
-        nothing_to_receive(table, Op::RecvForward, stage, microbatch, report);
+        no_other_end(table, Op::RecvForward, stage, microbatch, report);
     }
 }
 
@@ -45,10 +49,10 @@ fn backward(table: &Table<'_>, stage: Stage, next: Option<Stage>, microbatch: Mi
         };
         message.check(table, crosses(table, next, Some(stage)), report);
     } else {
-        nothing_to_receive(table, Op::RecvBackward, stage, microbatch, report);
+        no_other_end(table, Op::RecvBackward, stage, microbatch, report);
     }
     if stage.0 == 0 {
-        nothing_to_receive(table, Op::SendBackward, stage, microbatch, report);
+        no_other_end(table, Op::SendBackward, stage, microbatch, report);
     }
 }
 
@@ -59,7 +63,7 @@ fn crosses(table: &Table<'_>, from: Option<Stage>, to: Option<Stage>) -> Option<
 }
 
 /// The pipeline has no neighbour on this side.
-fn nothing_to_receive(table: &Table<'_>, op: Op, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
+fn no_other_end(table: &Table<'_>, op: Op, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
     if let Some(id) = table.get(op, stage, microbatch) {
         let message = format!("{} has no stage at its other end", Action::new(stage, op, microbatch));
         report.add(Rule::MessagePairs, message, "remove it", &[id]);
@@ -149,6 +153,14 @@ fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
     let tasks: Vec<TaskId> = members.values().flatten().copied().collect();
     let Some(first) = tasks.first() else { return };
     let placement = &table.draft.placement;
+    for id in &tasks {
+        let stage = table.draft.task(*id).action.stage;
+        if stage != Stage(0) && stage != placement.last() {
+            let message = format!("stage {stage} holds no copy of the tied embedding");
+            let help = format!("only stages 0 and {} do", placement.last());
+            report.add(Rule::Collective, message, help, &[*id]);
+        }
+    }
     for stage in [Stage(0), placement.last()] {
         let Some(rank) = placement.rank_of(stage) else { continue };
         match members.get(&rank).map(Vec::as_slice) {

@@ -38,12 +38,17 @@ pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
         }
     }
     for reduction in &reductions {
-        let stage = table.draft.task(*reduction).action.stage;
-        if let Some(last) = last_gradient[stage.index()] {
-            after(last, *reduction);
-        }
-        for id in &optimizers[stage.index()] {
-            after(*reduction, *id);
+        // A local reduction stands for both copies.
+        let task = table.draft.task(*reduction);
+        let own = [task.action.stage.index(), task.action.stage.index()];
+        let both = [0, table.draft.placement.last().index()];
+        for s in if task.peer.is_none() { both } else { own } {
+            if let Some(last) = last_gradient.get(s).copied().flatten() {
+                after(last, *reduction);
+            }
+            for id in optimizers.get(s).into_iter().flatten() {
+                after(*reduction, *id);
+            }
         }
     }
     for (s, ids) in optimizers.iter().enumerate() {

@@ -57,7 +57,11 @@ impl CostModel for TableCost {
             Op::OptimizerStep => costs.optimizer.median,
             Op::SendForward | Op::SendBackward => self.message.send.median,
             Op::RecvForward | Op::RecvBackward => self.message.receive.median,
-            Op::ReduceTied => self.message.send.median + self.message.receive.median,
+            // Both copies travel at once; measured for a message of another size, so scaled.
+            Op::ReduceTied => {
+                let scale = task.payload as f64 / self.message.bytes.max(1) as f64;
+                (self.message.send.median + self.message.receive.median) * scale
+            }
         }
     }
 
