@@ -193,7 +193,7 @@ const BAD: &[(&str, &str, &str, &[&str])] = &[
         "{ \"name\": \"custom\", \"csv\": \"nowhere.csv\" }",
         &["cannot read nowhere.csv", "relative to the scenario"],
     ),
-    ("too much", "8 }", "4000000000 }", &["are more than"]),
+    ("too much", "8 }", "4000000000 }", &["are 16000000000 pairs, more than 1048576"]),
     (
         "heads",
         "\"costs\"",

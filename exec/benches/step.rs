@@ -1,5 +1,6 @@
 //! `cargo bench -p pipewright-exec --bench step`: the executor beside a plain training loop of the same model, and the
-//! step time of schedules, as one JSON line.
+//! step time of schedules, as one JSON line. `-- loop`, `-- 1f1b` or `-- interleaved` measures one of them for a moment,
+//! for a script that takes turns with a peer.
 //!
 //! The model is that of the peer in README.md: 8 layers, hidden 256, 8 heads, sequences of 128, vocabulary 256,
 //! microbatches of 4, 8 microbatches, untied head, fp32, SGD. All measurements take turns, step by step, so that a
@@ -25,9 +26,9 @@ use std::path::Path;
 use std::time::Duration;
 
 const MICROBATCHES: u32 = 8;
-const TURNS: usize = 8;
+const TURNS: usize = 6;
 /// Steps of a turn; the first warms up and is not counted.
-const STEPS: u64 = 3;
+const STEPS: u64 = 4;
 
 fn shape() -> ModelShape {
     ModelShape {
@@ -97,6 +98,17 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() {
     keep_freed_memory();
+    let alone = match std::env::args().nth(1).as_deref() {
+        Some("loop") => Some(plain()),
+        Some("1f1b") => Some(pipeline(&schedule("1f1b", 2, 1)).step_seconds().split_off(1)),
+        Some("interleaved") => Some(pipeline(&schedule("interleaved-1f1b", 2, 2)).step_seconds().split_off(1)),
+        // cargo itself passes `--bench`.
+        _ => None,
+    };
+    if let Some(seconds) = alone {
+        println!("{{\"step_s_median\": {:.4}}}", median(seconds));
+        return;
+    }
     let (one, two, four) = (schedule("gpipe", 1, 1), schedule("1f1b", 2, 1), schedule("interleaved-1f1b", 2, 2));
     let [mut loop_seconds, mut tasks, mut whole, mut pp2, mut interleaved] = [const { Vec::new() }; 5];
     let mut ratios = Vec::new();

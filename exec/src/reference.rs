@@ -2,7 +2,7 @@
 //!
 //! One law: it knows nothing of schedules, stages or messages, so that agreement with it means something.
 
-use crate::error::TaskError;
+use crate::error::{RunError, TaskError};
 use crate::optimizer::{Optimizer, OptimizerConfig};
 use crate::parameters;
 use crate::run::Named;
@@ -10,6 +10,7 @@ use crate::stage_module::StageModule;
 use crate::worker::Batches;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Device;
+use pipewright_ir::ids::Rank;
 
 /// What the reference gave.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +48,7 @@ pub fn train<M: StageModule>(
     batches: &(impl Batches + ?Sized),
     options: &Options,
     on_step: &mut dyn FnMut(u64, f64),
-) -> Result<Reference, TaskError> {
+) -> Result<Reference, RunError> {
     // Data has no tape, as in a run.
     let device = device.clone().without_autodiff();
     let tokens = batches.step_tokens(options.microbatches);
@@ -62,7 +63,13 @@ pub fn train<M: StageModule>(
             let loss = module.loss(module.forward(module.embed(x)), y) / tokens as f32;
             let value = loss.clone().inner().into_scalar::<f32>();
             if !value.is_finite() {
-                return Err(TaskError::NotFinite { microbatch, loss: value });
+                let reason = TaskError::NotFinite { microbatch, loss: value };
+                return Err(RunError::Task {
+                    rank: Rank(0),
+                    task: format!("F of microbatch {microbatch}"),
+                    step,
+                    reason,
+                });
             }
             total += f64::from(value);
             accumulator.accumulate(&module, GradientsParams::from_grads(loss.backward(), &module));

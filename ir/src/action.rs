@@ -132,10 +132,17 @@ pub enum ActionError {
     NoMicrobatch(String),
 }
 
+/// No action is written longer than this: a stage, `OPTIMIZER_STEP`, a microbatch.
+const MAX_TEXT: usize = 40;
+
 impl FromStr for Action {
     type Err = ActionError;
 
     fn from_str(text: &str) -> Result<Self, ActionError> {
+        if text.len() > MAX_TEXT {
+            let start: String = text.chars().take(MAX_TEXT).collect();
+            return Err(ActionError::Op(format!("{start}...")));
+        }
         let letters = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, rest) = text.split_at(letters);
         let stage = number.parse().map(Stage).map_err(|_| ActionError::Stage(text.to_owned()))?;

@@ -6,6 +6,9 @@ use crate::ids::LayerRange;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Longest time of one task that is accepted \[s\].
+const MAX_SECONDS: f64 = 1e6;
+
 /// Several measurements of one thing, condensed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -115,8 +118,10 @@ impl CostTable {
         let message = [("send", self.message.send), ("hop", self.message.hop), ("receive", self.message.receive)];
         let message = message.map(|(what, time)| (format!("{what} of a message"), time.median));
         let all = times.chain(message).chain([("contention".to_owned(), self.contention)]);
-        let mut faults = all.filter(|(_, value)| !(value.is_finite() && *value >= 0.0));
-        faults.next().map(|(what, value)| format!("{what} is {value}; a cost is a finite number of at least 0"))
+        let mut faults = all.filter(|(_, value)| !(0.0..=MAX_SECONDS).contains(value));
+        faults.next().map(|(what, value)| {
+            format!("{what} is {value:e}; a cost is a number of seconds from 0 to {MAX_SECONDS:e}")
+        })
     }
 
     /// The costs of the cut into exactly these stages.

@@ -34,7 +34,7 @@ pub struct Metrics {
     pub makespan: f64,
     /// Sum over ranks of idle / (ranks makespan).
     pub bubble_fraction: f64,
-    /// Sum over ranks of idle / sum over ranks of busy.
+    /// Sum over ranks of idle / sum over ranks of busy; infinite where nothing computes.
     pub bubble_overhead: f64,
     /// Messages between different ranks in one step.
     pub messages: usize,
@@ -55,7 +55,11 @@ impl Metrics {
             .collect();
         let idle: f64 = ranks.iter().map(|r| r.idle).sum();
         let busy: f64 = ranks.iter().map(|r| r.busy).sum();
-        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        let share = |part: f64, whole: f64| match (part > 0.0, whole > 0.0) {
+            (_, true) => part / whole,
+            (true, false) => f64::INFINITY,
+            (false, false) => 0.0,
+        };
         Self {
             makespan,
             bubble_fraction: share(idle, idle + busy),

@@ -5,6 +5,7 @@
 use crate::action::{Action, ActionError, Op};
 use crate::ids::{Rank, Stage};
 use crate::placement::Placement;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// The program of every rank for one step.
@@ -48,16 +49,21 @@ impl PipelineOrder {
         csv
     }
 
-    /// Reads the CSV form. A stage lives on the rank whose line names it first; empty cells and `.` (a printed
-    /// bubble) are skipped, blank lines at the end of the file too.
+    /// Reads the CSV form. A stage lives on the rank whose line names it most often; empty cells, `.` (a printed
+    /// bubble), blank lines and lines that begin with `#` are skipped, and so is a byte order mark.
     ///
     /// # Errors
     /// Every cell that is not an action, not only the first.
     pub fn from_csv(csv: &str, microbatches: u32) -> Result<Self, Vec<CellError>> {
         let mut ranks = Vec::new();
         let mut errors = Vec::new();
-        let mut offset = 0;
-        for (row, line) in csv.trim_end().split('\n').enumerate() {
+        let mark = if csv.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
+        let mut offset = mark;
+        for (row, line) in csv[mark..].split('\n').enumerate() {
+            if line.trim().is_empty() || line.starts_with('#') {
+                offset += line.len() + 1;
+                continue;
+            }
             let mut actions = Vec::new();
             let mut at = offset;
             for (column, cell) in line.split(',').enumerate() {
@@ -101,23 +107,22 @@ impl PipelineOrder {
     }
 }
 
-/// A stage lives on the rank whose line names it first; one that no line names falls to its looped place. A stage
-/// number beyond what the file's cells could fill is left for the law to refuse.
+/// A stage lives on the rank whose line names it most often, the first of several. Stages are counted up to the first
+/// number that no line names; what lies beyond it is left for the law to refuse.
 fn placement_as_written(ranks: &[Vec<Action>]) -> Placement {
-    let p = Rank::at(ranks.len()).0;
-    let cells: usize = ranks.iter().map(Vec::len).sum();
-    let stages = ranks.iter().flatten().map(|a| a.stage.index() + 1).filter(|s| *s <= cells).max().unwrap_or(0);
-    let mut rank_of: Vec<Option<Rank>> = vec![None; stages];
+    let mut cells: BTreeMap<Stage, BTreeMap<Rank, usize>> = BTreeMap::new();
     for (r, actions) in ranks.iter().enumerate() {
         for action in actions {
-            if let Some(slot) = rank_of.get_mut(action.stage.index()) {
-                slot.get_or_insert(Rank::at(r));
-            }
+            *cells.entry(action.stage).or_default().entry(Rank::at(r)).or_default() += 1;
         }
     }
-    let looped = |s: usize| Rank(Stage::at(s).0 % p.max(1));
-    let table = rank_of.into_iter().enumerate().map(|(s, r)| r.unwrap_or_else(|| looped(s))).collect();
-    Placement::table(p, table)
+    let named = cells.iter().enumerate().take_while(|(s, (stage, _))| stage.index() == *s);
+    let home = |by_rank: &BTreeMap<Rank, usize>| {
+        let most = by_rank.values().max();
+        by_rank.iter().find(|(_, n)| Some(*n) == most).map_or(Rank(0), |(rank, _)| *rank)
+    };
+    let table = named.map(|(_, (_, by_rank))| home(by_rank)).collect();
+    Placement::table(Rank::at(ranks.len()).0, table)
 }
 
 #[cfg(test)]
@@ -139,6 +144,20 @@ mod tests {
         let errors = PipelineOrder::from_csv(csv, 1).unwrap_err();
         let places: Vec<_> = errors.iter().map(|e| (e.line, e.cell, &csv[e.span.0..e.span.0 + e.span.1])).collect();
         assert_eq!(places, [(1, 2, "x"), (2, 4, "1Q0")]);
+    }
+
+    #[test]
+    fn what_is_no_action_is_skipped() {
+        let order = PipelineOrder::from_csv("\u{feff}# mine\r\n0F0, 0B0\r\n\r\n1F0,.,1B0\r\n\n", 1).unwrap();
+        assert_eq!(order.to_csv(false), "0F0,0B0\n1F0,1B0\n");
+    }
+
+    #[test]
+    fn one_misplaced_cell_moves_no_stage() {
+        let order = PipelineOrder::from_csv("1F0,0F0,0B0\n1B0,1F1,1B1\n", 2).unwrap();
+        assert_eq!(order.placement, Placement::looped(2, 1));
+        let order = PipelineOrder::from_csv("0F0,7F0,0B0\n1F0,1B0\n", 1).unwrap();
+        assert_eq!(order.placement.stages(), 2, "stage 7 is out of range, not the last of eight");
     }
 
     proptest! {

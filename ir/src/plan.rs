@@ -112,6 +112,15 @@ pub fn resolve(scenario: &Scenario, read: &dyn Fn(&str) -> Result<String, String
         let help = "name at least one, for example \"1f1b\"";
         faults.push(Fault::new("schedules", "scenario::schedules", "no schedule is named", help));
     }
+    let name_length = scenario.name.chars().count();
+    if !(1..=100).contains(&name_length) || scenario.name.chars().any(char::is_control) {
+        let message = format!("a name has 1 to 100 characters and no control characters; this one has {name_length}");
+        faults.push(Fault::new("name", "scenario::name", message, "it is used in titles and as the name of a folder"));
+    }
+    if let Some(stage) = scenario.parallel.zero_stage.filter(|stage| *stage > 3) {
+        let message = format!("there is no ZeRO stage {stage}");
+        faults.push(Fault::new("parallel.zero_stage", "scenario::zero-stage", message, "use 0, 1, 2 or 3"));
+    }
     let ranks = scenario.parallel.pipeline_model_parallel_size.unwrap_or(1);
     let batch = batch::resolve(scenario, &mut faults);
     let model = scenario.model.as_ref().and_then(|m| resolve_model(m, scenario, &mut faults));
@@ -155,6 +164,10 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         (format!("custom {file}"), "custom".to_owned(), chunks, order)
     } else {
         let family = schedules::find(&entry.name).ok_or_else(|| vec![unknown_family(&at, &entry.name)])?;
+        if entry.csv.is_some() {
+            let message = format!("{} is built from its name and reads no file", family.name);
+            return Err(vec![Fault::new(format!("{at}.csv"), "schedule::csv", message, "use \"name\": \"custom\"")]);
+        }
         let own = entry.virtual_pipeline_model_parallel_size;
         let chunks = own.or(parallel.virtual_pipeline_model_parallel_size.filter(|_| family.interleaves)).unwrap_or(1);
         let params = ScheduleParams {
@@ -174,7 +187,11 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         return Err(too_large);
     }
     let layers = match context.model {
-        Some(model) => layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?,
+        // An order of one's own may put any number of stages on a rank.
+        Some(model) => {
+            let chunks = if family == "custom" { 1 } else { chunks };
+            layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?
+        }
         None => Vec::new(),
     };
     let warnings = warnings(context, &family, order.placement.ranks(), chunks);
@@ -251,6 +268,10 @@ fn custom_order(context: &Context<'_>, at: &str, entry: &ScheduleEntry) -> Resul
         errors.into_iter().map(fault).collect::<Vec<_>>()
     })?;
     let lines = order.placement.ranks();
+    if lines == 0 {
+        let help = "write one line a rank, for example 0F0,0B0";
+        return Err(vec![Fault::new(path, "custom::empty", format!("{file} holds no actions"), help)]);
+    }
     if lines == context.ranks {
         return Ok(order);
     }
@@ -275,10 +296,22 @@ fn resolve_model(model: &Model, scenario: &Scenario, faults: &mut Vec<Fault>) ->
         (model.num_layers, "num_layers"),
         (hidden, "hidden_size"),
         (model.num_attention_heads, "num_attention_heads"),
-        (ffn, "ffn_hidden_size"),
+        (model.ffn_hidden_size.unwrap_or(1), "ffn_hidden_size"),
         (vocab, "vocab_size"),
     ] {
         at_least_one(value, key);
+    }
+    for (value, most, path) in [
+        (model.num_layers, 100_000, "model.num_layers"),
+        (hidden, 1 << 20, "model.hidden_size"),
+        (ffn, 1 << 23, "model.ffn_hidden_size"),
+        (vocab, 1 << 24, "model.vocab_size"),
+        (scenario.training.seq_length.unwrap_or(1), 1 << 26, "training.seq_length"),
+    ] {
+        if value > most {
+            let message = format!("{path} is {value}; more than {most} is taken for a slip");
+            faults.push(Fault::new(path, "model::size", message, format!("use {most} or less")));
+        }
     }
     if let Some(rest) = hidden.checked_rem(model.num_attention_heads).filter(|rest| *rest != 0) {
         let heads = model.num_attention_heads;

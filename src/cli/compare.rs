@@ -41,8 +41,7 @@ fn draw_predictions(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], f
     let unit = if costs.in_seconds() { TimeUnit::Seconds } else { TimeUnit::Abstract };
     let runs: Vec<_> = loaded.plans.iter().zip(predictions).map(|(plan, p)| report_run(plan, p, unit)).collect();
     save_both(&comparison(&loaded.scenario.name, &runs), folder, "comparison")?;
-    for run in &runs {
-        let slug = output::slug(run.name);
+    for (run, slug) in runs.iter().zip(output::slugs(runs.iter().map(|run| run.name))) {
         save_both(&gantt(run), folder, &format!("timeline-{slug}"))?;
         save_both(&memory(run), folder, &format!("memory-{slug}"))?;
         output::write_file(&folder.join(format!("trace-{slug}.json")), trace(run).to_string().as_bytes())?;
@@ -63,6 +62,7 @@ mod measured {
     use super::super::predict::sound;
     use super::super::profile;
     use super::super::run::{median, warmed_up};
+    use super::super::simulate::count;
     use super::super::verify::{self, Row};
     use super::*;
     use pipewright::exec::reference::Reference;
@@ -99,13 +99,18 @@ mod measured {
         /// One device, the whole model: median step \[s\].
         one_device_step_seconds: f64,
         ok: bool,
-        runs: Vec<Measured>,
+        /// As `simulate` gives them, with `measured` inside.
+        runs: Vec<RunRow>,
+        #[serde(skip)]
+        measured: Vec<Measured>,
         folder: String,
     }
 
-    /// One schedule, predicted and measured.
+    /// One schedule, measured.
     #[derive(Serialize)]
     struct Measured {
+        /// What the table shows beside it; the JSON has it around this.
+        #[serde(skip)]
         predicted: RunRow,
         /// Median over all steps but the first \[s\].
         measured_step_seconds: f64,
@@ -127,7 +132,13 @@ mod measured {
         let limit = job.cores().filter(|cores| ranks > *cores);
         let written = match &loaded.scenario.costs {
             Some(costs) if costs.file.is_some() => Some(Costs::of(loaded)?),
-            _ => None,
+            Some(_) => {
+                output::note(
+                    "the scenario's unit costs are abstract: predicting from costs measured on this machine instead",
+                );
+                None
+            }
+            None => None,
         };
         let mut profiler = Profiler::new(&job, &loaded.plans);
         let mut runs: Vec<Vec<Run>> = vec![Vec::new(); loaded.plans.len()];
@@ -175,7 +186,8 @@ mod measured {
             oversubscribed: limit.is_some(),
             one_device_step_seconds: median(warmed_up(&reference.step_seconds)),
             ok: rows.iter().all(|r| r.verify.ok),
-            runs: rows,
+            runs: rows.iter().map(joined).collect(),
+            measured: rows,
             folder: folder.display().to_string(),
         };
         if args.json {
@@ -184,6 +196,12 @@ mod measured {
             output::result(&text(loaded, &answer))?;
         }
         Ok(if answer.ok { exit::FINE } else { exit::NO })
+    }
+
+    /// A prediction with its measurement inside.
+    fn joined(row: &Measured) -> RunRow {
+        // Numbers and texts under fixed names: there is nothing that could fail to become JSON.
+        RunRow { measured: serde_json::to_value(row).ok(), ..row.predicted.clone() }
     }
 
     /// The step whose time is the median over all steps of all turns but the first of each, which warms up.
@@ -233,10 +251,10 @@ mod measured {
     ) -> Result<(), Failure> {
         let note = oversubscribed.then(|| "more ranks than cores took turns: not a bubble measurement".to_owned());
         let mut pairs = Vec::new();
-        for ((plan, predicted), step) in loaded.plans.iter().zip(predictions).zip(steps) {
+        let slugs = output::slugs(loaded.plans.iter().map(|plan| plan.name.as_str()));
+        for (((plan, predicted), step), slug) in loaded.plans.iter().zip(predictions).zip(steps).zip(slugs) {
             let above = report_run(plan, predicted, TimeUnit::Seconds);
             let below = report::Run { timeline: step, note: note.clone(), ..above.clone() };
-            let slug = output::slug(&plan.name);
             save_both(&memory_against(&above, &below), folder, &format!("measured-memory-{slug}"))?;
             let trace = trace(&below).to_string();
             output::write_file(&folder.join(format!("measured-trace-{slug}.json")), trace.as_bytes())?;
@@ -245,68 +263,77 @@ mod measured {
         save_both(&predicted_against_measured(&loaded.scenario.name, &pairs), folder, "predicted-against-measured")
     }
 
+    /// Two tables, so that each fits a terminal of 80 columns: times, and what else was measured.
     fn text(loaded: &Loaded, answer: &Answer) -> String {
         let Some(plan) = loaded.plans.first() else { return String::new() };
-        let times = answer.runs.iter().flat_map(|r| [r.predicted.makespan, r.measured_step_seconds]);
-        let scale = TimeScale::of(times, true);
+        let mut text = format!("{}\n", headline(plan, answer));
+        let runs = &answer.measured;
+        let scale = TimeScale::of(runs.iter().flat_map(|r| [r.predicted.makespan, r.measured_step_seconds]), true);
         let headers = [
             "schedule".to_owned(),
             scale.header("predicted"),
             scale.header("measured"),
             "error".to_owned(),
-            "bubble predicted".to_owned(),
-            "bubble measured".to_owned(),
-            "peak predicted [MiB]".to_owned(),
-            "peak measured [MiB]".to_owned(),
-            "last loss".to_owned(),
-            "equals one device".to_owned(),
+            "bubble\npredicted".to_owned(),
+            "bubble\nmeasured".to_owned(),
         ];
-        let peak = |r: &RunRow| r.ranks.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0);
-        let measured_bubble = |r: &Measured| r.measured_bubble_fraction.map_or("-".to_owned(), percent);
-        let row = |r: &Measured| {
+        let times = |r: &Measured| {
             vec![
                 r.predicted.name.clone(),
                 scale.show(r.predicted.makespan),
                 scale.show(r.measured_step_seconds),
                 format!("{:+.1} %", r.step_error * 100.0),
                 percent(r.predicted.bubble_fraction),
-                measured_bubble(r),
+                r.measured_bubble_fraction.map_or("-".to_owned(), percent),
+            ]
+        };
+        text.push_str(&table(&headers, &runs.iter().map(times).collect::<Vec<_>>()));
+        let headers = ["schedule", "predicted\npeak [MiB]", "measured\npeak [MiB]", "last loss", "equals\none device"];
+        let peak = |r: &RunRow| r.ranks.iter().map(|rank| rank.peak_memory_bytes).max().unwrap_or(0);
+        let rest = |r: &Measured| {
+            vec![
+                r.predicted.name.clone(),
                 mebibytes(peak(&r.predicted)),
                 mebibytes(r.measured_peak_memory_bytes),
                 r.losses.last().map_or_else(String::new, |loss| format!("{loss:.4}")),
                 r.verify.verdict().to_owned(),
             ]
         };
-        let rows: Vec<Vec<String>> = answer.runs.iter().map(row).collect();
-        let mut text = format!(
-            "{}: {} ranks on {}, {} microbatches x {} rounds of {} x {} tokens, {} steps\n{}",
-            answer.scenario,
-            plan.ranks(),
-            answer.device,
-            plan.batch.microbatches,
-            plan.batch.rounds,
-            plan.batch.micro_batch_size,
-            plan.batch.seq_length,
-            answer.runs.first().map_or(0, |r| r.losses.len()),
-            table(&headers, &rows)
-        );
+        text.push_str(&table(&headers.map(str::to_owned), &runs.iter().map(rest).collect::<Vec<_>>()));
+        for (run, difference) in runs.iter().filter_map(|r| Some((r, r.verify.first_difference.as_ref()?))) {
+            text.push_str(&format!("{}: {}\n", run.predicted.name, difference.describe()));
+        }
         let one = scale.show(answer.one_device_step_seconds);
         text.push_str(&format!(
             "One device takes {one} {} a step. Times are medians over all steps but the first.\n",
             scale.unit
         ));
         if answer.oversubscribed {
-            let cores = answer.cores.unwrap_or(1);
             text.push_str(&format!(
-                "{} ranks share {cores} cores and take turns: these times say nothing about bubbles; the prediction shares \
-                 the cores too.\n",
-                plan.ranks()
+                "{} share {} and take turns: measured times say nothing about bubbles.\nThe prediction shares the cores \
+                 too.\n",
+                count(plan.ranks(), "rank", "ranks"),
+                count(answer.cores.unwrap_or(1), "core", "cores"),
             ));
-        }
-        for row in answer.runs.iter().filter_map(|r| r.verify.first_difference.as_ref().map(|d| (r, d))) {
-            text.push_str(&format!("{}: {}\n", row.0.predicted.name, row.1.describe()));
         }
         text.push_str(&format!("Pictures, traces and measured costs are in {}\n", answer.folder));
         text
+    }
+
+    /// One line that says what was run.
+    fn headline(plan: &Plan, answer: &Answer) -> String {
+        let batch = &plan.batch;
+        let rounds = if batch.rounds > 1 { format!(" x {} rounds", batch.rounds) } else { String::new() };
+        let steps = answer.measured.first().map_or(0, |r| r.losses.len());
+        format!(
+            "{}: {} on {}, {}{rounds} of {} x {} tokens, {}",
+            answer.scenario,
+            count(plan.ranks(), "rank", "ranks"),
+            answer.device,
+            count(batch.microbatches, "microbatch", "microbatches"),
+            batch.micro_batch_size,
+            batch.seq_length,
+            count(u32::try_from(steps).unwrap_or(u32::MAX), "step", "steps"),
+        )
     }
 }

@@ -45,6 +45,14 @@ impl Job {
             let help = "add \"execute\": { \"steps\": 20, \"data\": \"data/text.txt\" } beside a \"model\"";
             return Err(Failure::Usage { message, help: help.to_owned() });
         };
+        if execute.steps == 0 {
+            return Err(loaded.fault(
+                "execute.steps",
+                "execute::steps",
+                "execute.steps is 0".to_owned(),
+                "use 1 or more",
+            ));
+        }
         refuse_unsupported(loaded)?;
         refuse_split_backward(loaded)?;
         let Some(plan) = loaded.plans.first() else {
@@ -67,6 +75,7 @@ impl Job {
                 "set training.seq_length, for example to 128",
             ));
         }
+        refuse_too_large(loaded, plan, &shape)?;
         let seed = execute.seed.unwrap_or(0);
         let path = loaded.path(&execute.data);
         let text = TextData::read(&path, plan.batch.seq_length as usize, seed).map_err(|error| {
@@ -85,7 +94,7 @@ impl Job {
         Ok(Self {
             shape,
             kind,
-            steps: u64::from(args.steps.unwrap_or(execute.steps).max(1)),
+            steps: u64::from(args.steps.unwrap_or(execute.steps)),
             optimizer: optimizer(loaded, execute.optimizer.as_ref())?,
             batches: TextBatches { text, micro_batch_size: plan.batch.micro_batch_size as usize },
             seed,
@@ -269,6 +278,36 @@ fn refuse_unsupported(loaded: &Loaded) -> Result<(), Failure> {
             Err(loaded.fault(path, "execute::unsupported", message, format!("use {use_instead}, or only simulate")))
         }
     }
+}
+
+/// Most memory that a run may need by a rough count before it is refused: what no workstation has \[B\].
+const MAX_MEMORY: u64 = 1 << 40;
+
+/// A slip of a few zeros would otherwise end in an allocation that the system answers by ending the program.
+fn refuse_too_large(loaded: &Loaded, plan: &Plan, shape: &ModelShape) -> Result<(), Failure> {
+    let [layers, hidden, heads, ffn] =
+        [shape.num_layers, shape.hidden_size, shape.num_attention_heads, shape.ffn_hidden_size].map(u64::from);
+    let (tokens, seq) = (plan.batch.microbatch_tokens(), u64::from(plan.batch.seq_length));
+    let attention = tokens.saturating_mul(seq).saturating_mul(heads);
+    let linear = tokens.saturating_mul(8 * hidden + 2 * ffn);
+    let activations = attention.saturating_add(linear).saturating_mul(layers).saturating_mul(4);
+    let weights = shape.parameters().saturating_mul(16);
+    let bytes = activations.saturating_add(weights);
+    if bytes <= MAX_MEMORY {
+        return Ok(());
+    }
+    let gib = |bytes: u64| bytes >> 30;
+    let message = format!(
+        "one microbatch would keep about {} GiB and the weights with optimizer {} GiB: too much to execute here",
+        gib(activations),
+        gib(weights)
+    );
+    Err(loaded.fault(
+        "model",
+        "execute::memory",
+        message,
+        "use a smaller model, microbatch or sequence, or only simulate",
+    ))
 }
 
 /// The executor runs backward whole.

@@ -36,12 +36,18 @@ pub(crate) enum Failure {
     Execution(String),
 }
 
+/// Faults that are drawn before the rest is only counted.
+const SHOWN: usize = 10;
+
 impl Failure {
     /// Prints it on stderr and says which exit code it has.
     pub(crate) fn report(self) -> u8 {
         match self {
             Failure::Faults(faults) => {
-                faults.iter().for_each(draw);
+                faults.iter().take(SHOWN).for_each(draw);
+                if let Some(more) = faults.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+                    output::note(&format!("and {more} more faults"));
+                }
                 exit::USAGE
             }
             Failure::Usage { message, help } => {

@@ -66,7 +66,7 @@ pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
 
 fn read(file: &str) -> Result<(String, PathBuf), Failure> {
     let text = if file == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(file) };
-    let text = text.map_err(|reason| Failure::Usage {
+    let text = text.map(|text| text.trim_start_matches('\u{feff}').to_owned()).map_err(|reason| Failure::Usage {
         message: format!("cannot read the scenario {file}: {reason}"),
         help: "scenarios/ has examples; `pipewright schema` describes the format".to_owned(),
     })?;
@@ -83,9 +83,13 @@ fn parse(text: &str, file: &str) -> Result<Scenario, Failure> {
         let help = "a scenario is JSON; comments and trailing commas are allowed".to_owned();
         fault(format!("this is not valid JSON: {message}"), help, "scenario::syntax", Some(span))
     })?;
+    if value.is_null() {
+        let help = "scenarios/ has examples; `pipewright schema` describes the format".to_owned();
+        return Err(fault("the scenario is empty".to_owned(), help, "scenario::empty", None));
+    }
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
-        let message = error.inner().to_string();
+        let message = plain_words(&error.inner().to_string());
         let (unknown, nearest) = unknown_field(&message);
         let span = match &unknown {
             Some(key) => locate::key_span(text, parent(&path, key), key),
@@ -102,6 +106,26 @@ fn parse(text: &str, file: &str) -> Result<Scenario, Failure> {
 /// The path of the object around an unknown key, whether or not the key ends the path.
 fn parent<'a>(path: &'a str, key: &str) -> &'a str {
     path.strip_suffix(key).map_or(path, |rest| rest.trim_end_matches('.'))
+}
+
+/// serde speaks of Rust's types; users think in JSON's.
+fn plain_words(message: &str) -> String {
+    let mut message = message.to_owned();
+    for (rust, plain) in [
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected u64", "expected a whole number of at least 0"),
+        ("expected f64", "expected a number"),
+        ("expected an array", "expected a list"),
+        ("expected a sequence", "expected a list"),
+        ("invalid type: sequence", "invalid type: list"),
+        ("invalid type: map", "invalid type: object"),
+    ] {
+        message = message.replace(rust, plain);
+    }
+    match message.find("expected struct ") {
+        Some(at) => format!("{}expected an object", &message[..at]),
+        None => message,
+    }
 }
 
 /// The unknown field that a message of serde's speaks of, and which known one comes nearest. serde puts names in

@@ -51,8 +51,10 @@ pub(crate) fn run(args: &ModelArgs) -> Result<u8, Failure> {
         format!("{} parameters in {} layers, as {} lays them out:\n", answer.parameters, answer.layers, plan.name);
     for row in &answer.stages {
         let [start, end] = row.layers;
+        let layers = if start < end { format!("layers {start} to {}", end - 1) } else { "no layers".to_owned() };
         text.push_str(&format!(
-            "  stage {:>3}  layers {start:>3} to {end:<3} {:>15} parameters\n",
+            "  stage {:>3}  {layers:<16} {:>15} parameters
+",
             row.stage, row.parameters
         ));
     }

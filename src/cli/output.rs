@@ -32,6 +32,18 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     std::fs::write(path, bytes).map_err(fail)
 }
 
+/// A file name for each of several names: [`slug`], with a number where two would be the same.
+pub(crate) fn slugs<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut slugs: Vec<String> = Vec::new();
+    for name in names {
+        let plain = slug(name);
+        let numbered = (2..).map(|n| format!("{plain}-{n}"));
+        let free = std::iter::once(plain.clone()).chain(numbered).find(|s| !slugs.contains(s));
+        slugs.push(free.unwrap_or(plain));
+    }
+    slugs
+}
+
 /// A name as a file name: `interleaved-1f1b v=2` becomes `interleaved-1f1b-v2`.
 pub(crate) fn slug(name: &str) -> String {
     let mut slug = String::new();

@@ -96,8 +96,8 @@ impl Costs {
     }
 }
 
-/// Most (step, task) pairs of one timeline that are accepted, a GB of times.
-pub(crate) const MAX_SPANS: usize = 1 << 26;
+/// Most (step, task) pairs of one timeline that are accepted: with all its metrics about 2 GB.
+pub(crate) const MAX_SPANS: usize = 1 << 24;
 
 /// The schedule of a plan. One that breaks the law cannot be run by anything.
 pub(crate) fn sound(plan: &Plan, workload: &Workload) -> Result<Schedule, Failure> {

@@ -28,17 +28,22 @@ pub(crate) fn write(costs: &CostTable, path: &std::path::Path) -> Result<(), Fai
     output::write_file(path, format!("{json}\n").as_bytes())
 }
 
+/// The layers of a stage, `4 to 7`.
+pub(crate) fn layers([start, end]: [u32; 2]) -> String {
+    if start < end { format!("{start} to {}", end - 1) } else { "none".to_owned() }
+}
+
 fn text(costs: &CostTable) -> String {
     let mut text = format!("{}\n{}\n", costs.device, costs.job);
     for layout in &costs.layouts {
         let scale = TimeScale::of(layout.stages.iter().map(|s| s.backward.median), true);
         let headers =
-            ["stage", "layers", &scale.header("F"), &scale.header("B"), &scale.header("optimizer"), "B, 10 % to 90 %"]
+            ["stage", "layers", &scale.header("F"), &scale.header("B"), &scale.header("optimizer"), "B, 10 %\nto 90 %"]
                 .map(str::to_owned);
         let row = |(s, stage): (usize, &pipewright::ir::cost_table::StageCosts)| {
             vec![
                 s.to_string(),
-                format!("{} to {}", stage.layers[0], stage.layers[1]),
+                layers(stage.layers),
                 scale.show(stage.forward.median),
                 scale.show(stage.backward.median),
                 scale.show(stage.optimizer.median),
@@ -55,13 +60,9 @@ fn text(costs: &CostTable) -> String {
     let message = &costs.message;
     if message.bytes > 0 {
         let scale = TimeScale::of([message.hop.median, message.send.median], true);
-        text.push_str(&format!(
-            "message of {} bytes: {}, {}, {}\n",
-            message.bytes,
-            [scale.header("send"), scale.show(message.send.median)].join(" "),
-            [scale.header("hop"), scale.show(message.hop.median)].join(" "),
-            [scale.header("receive"), scale.show(message.receive.median)].join(" "),
-        ));
+        let times = [("send", &message.send), ("hop", &message.hop), ("receive", &message.receive)]
+            .map(|(what, time)| format!("{what} {} {}", scale.show(time.median), scale.unit));
+        text.push_str(&format!("message of {} bytes: {}\n", message.bytes, times.join(", ")));
     }
     text
 }

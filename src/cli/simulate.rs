@@ -45,13 +45,21 @@ pub(crate) fn simulation(loaded: &Loaded, costs: &Costs, predictions: &[Predicte
 pub(crate) fn text(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], options: &Options) -> String {
     let scale = TimeScale::of(predictions.iter().map(|p| p.metrics.makespan), costs.in_seconds());
     let bytes = predictions.iter().any(|p| p.metrics.peak_memory() > 0);
-    let mut headers =
-        ["schedule", "", "bubble fraction", "bubble overhead", "peak activations", "messages", "against first"]
-            .map(str::to_owned)
-            .to_vec();
-    headers[1] = scale.header("time");
+    let mut headers = vec!["schedule".to_owned(), scale.header("time")];
+    let more = [
+        "bubble
+fraction",
+        "bubble
+overhead",
+        "peak
+activations",
+        "messages",
+        "against
+first",
+    ];
+    headers.extend(more.map(str::to_owned));
     if bytes {
-        headers.push("peak memory [MiB]".to_owned());
+        headers.push("peak memory\n[MiB]".to_owned());
     }
     let first = predictions.first().map_or(1.0, |p| p.metrics.makespan);
     let row = |(plan, p): (&Plan, &Predicted)| {
@@ -63,7 +71,7 @@ pub(crate) fn text(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], op
             percent(metrics.bubble_overhead),
             TimeScale::of([], false).show(metrics.peak_activations()),
             metrics.messages.to_string(),
-            format!("{:.2} x", metrics.makespan / first),
+            ratio(metrics.makespan, first),
         ];
         if bytes {
             row.push(mebibytes(metrics.peak_memory()));
@@ -74,11 +82,23 @@ pub(crate) fn text(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], op
     format!("{}\n{}", headline(loaded, options), table(&headers, &rows))
 }
 
+/// `a / b`, a dash where there is no such thing.
+fn ratio(a: f64, b: f64) -> String {
+    let ratio = a / b;
+    if ratio.is_finite() { format!("{ratio:.2} x") } else { "-".to_owned() }
+}
+
+/// `1 rank`, `2 ranks`.
+pub(crate) fn count(n: u32, one: &str, several: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { several })
+}
+
 /// One line that says what was simulated.
 fn headline(loaded: &Loaded, options: &Options) -> String {
     let mut line = loaded.scenario.name.clone();
     if let Some(plan) = loaded.plans.first() {
-        line.push_str(&format!(": {} ranks, {} microbatches", plan.ranks(), plan.batch.microbatches));
+        let ranks = count(plan.ranks(), "rank", "ranks");
+        line.push_str(&format!(": {ranks}, {}", count(plan.batch.microbatches, "microbatch", "microbatches")));
         if plan.batch.rounds > 1 {
             line.push_str(&format!(" x {} accumulation rounds", plan.batch.rounds));
         }
@@ -88,7 +108,7 @@ fn headline(loaded: &Loaded, options: &Options) -> String {
         line.push_str(&format!(", {} steps, {between}", options.steps));
     }
     if let Some(cores) = options.cores {
-        line.push_str(&format!(", {cores} cores for all ranks"));
+        line.push_str(&format!(", {} for all ranks", count(cores, "core", "cores")));
     }
     line
 }
@@ -108,8 +128,9 @@ fn write_pictures(
         };
         save(&picture, path)?;
     }
-    for (run, plan) in runs.iter().zip(&loaded.plans) {
-        let own = |path: &Path| if runs.len() > 1 { suffixed(path, &plan.name) } else { path.to_owned() };
+    let slugs = output::slugs(loaded.plans.iter().map(|plan| plan.name.as_str()));
+    for (run, slug) in runs.iter().zip(&slugs) {
+        let own = |path: &Path| if runs.len() > 1 { suffixed(path, slug) } else { path.to_owned() };
         if let Some(path) = &args.memory_plot {
             save(&memory(run), &own(path))?;
         }
@@ -135,16 +156,19 @@ pub(crate) fn report_run<'a>(plan: &'a Plan, predicted: &'a Predicted, unit: Tim
 /// Saves a picture under a name that says its format.
 pub(crate) fn save(picture: &Picture, path: &Path) -> Result<(), Failure> {
     let fail = |error: pipewright::report::PictureError| Failure::Usage {
+        help: match &error {
+            pipewright::report::PictureError::Extension(_) => "name a file that ends in .svg or .png".to_owned(),
+            _ => "an SVG has no such limit: name a file that ends in .svg".to_owned(),
+        },
         message: format!("cannot draw {}: {error}", path.display()),
-        help: "name a file that ends in .svg or .png".to_owned(),
     };
     let bytes = picture.encode(path).map_err(fail)?;
     output::write_file(path, &bytes)
 }
 
 /// `out/trace.json` for one of several schedules: `out/trace-1f1b.json`.
-fn suffixed(path: &Path, name: &str) -> PathBuf {
+fn suffixed(path: &Path, slug: &str) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().map_or_else(String::new, |e| format!(".{}", e.to_string_lossy()));
-    path.with_file_name(format!("{stem}-{}{extension}", output::slug(name)))
+    path.with_file_name(format!("{stem}-{slug}{extension}"))
 }

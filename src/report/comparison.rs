@@ -4,7 +4,7 @@ use super::axis::{TimeAxis, dashed, plain};
 use super::canvas::{Canvas, Type};
 use super::colour::{INK, LATER, QUIET, SOONER};
 use super::gantt::{MARGIN, NAMES, WIDTH};
-use super::legend;
+use super::legend::{self, Entry};
 use super::picture::Picture;
 use super::rows::{self, Frame};
 use super::run::{Facts, Run, TimeScale, TimeUnit};
@@ -48,8 +48,8 @@ pub fn comparison(title: &str, runs: &[Run<'_>]) -> Picture {
 pub fn predicted_against_measured(title: &str, pairs: &[(Run<'_>, Run<'_>)]) -> Picture {
     let mut blocks = Vec::new();
     for (predicted, measured) in pairs {
-        let base = Some((predicted.timeline.makespan(), predicted.timeline.source.name().to_owned()));
-        for (run, base) in [(predicted, None), (measured, base)] {
+        let base = Some((measured.timeline.makespan(), measured.timeline.source.name().to_owned()));
+        for (run, base) in [(predicted, base), (measured, None)] {
             let name = format!("{}, {}", run.name, run.timeline.source.name());
             blocks.push(Block { run, facts: Facts::of(run), name, base });
         }
@@ -67,7 +67,11 @@ fn stack(title: &str, blocks: &[Block<'_, '_>]) -> Picture {
     let mut canvas = Canvas::new();
     let head = legend::head(&mut canvas, title, "", &[]);
     let runs: Vec<_> = blocks.iter().map(|b| b.run).collect();
-    let mut top = 22.0 + legend::draw(&mut canvas, MARGIN, head + 12.0, &rows::legend(&runs));
+    let mut entries = rows::legend(&runs);
+    if blocks.len() > 1 {
+        entries.push(Entry { colours: vec![SOONER], word: "where the shortest ends".to_owned(), line: true });
+    }
+    let mut top = 22.0 + legend::draw(&mut canvas, MARGIN, head + 12.0, &entries);
     let mut frames = Vec::new();
     for block in blocks {
         draw_names(&mut canvas, block, top);
@@ -90,10 +94,8 @@ fn draw_names(canvas: &mut Canvas, block: &Block<'_, '_>, top: f64) {
     let set = Type { size: 15.0, bold: true, colour: INK, anchor: HPos::Left };
     let name = font::fitted(&block.name, set.size, true, WIDTH / 2.0);
     canvas.text((MARGIN, top + 20.0), name.as_str(), set);
-    let mut words = format!("{} · {}", block.run.shape(), block.run.bubble(&block.facts));
-    if let Some(note) = &block.run.note {
-        words = format!("{words} · {note}");
-    }
+    let bubble = || block.run.bubble(&block.facts);
+    let words = format!("{} · {}", block.run.shape(), block.run.note.clone().unwrap_or_else(bubble));
     let left = MARGIN + font::width(&name, set.size, true) + 14.0;
     let words = font::fitted(&words, 12.0, false, WIDTH - MARGIN - left);
     canvas.text((left, top + 20.0), words, plain(12.0, QUIET, HPos::Left));

@@ -51,6 +51,9 @@ pub struct RunRow {
     pub message_bytes: u64,
     /// One entry a rank.
     pub ranks: Vec<RankRow>,
+    /// What `compare` measured of it, where it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<serde_json::Value>,
 }
 
 /// One rank.
@@ -93,6 +96,7 @@ impl RunRow {
             messages: metrics.messages,
             message_bytes: metrics.message_bytes,
             ranks: metrics.ranks.iter().enumerate().map(|(rank, m)| RankRow::new(rank, m)).collect(),
+            measured: None,
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct Run<'a> {
     pub unit: TimeUnit,
     /// Chunks a rank `v`.
     pub chunks: u32,
-    /// A line of the caller's, such as the device or a warning.
+    /// A line of the caller's, such as a warning; in a comparison it stands in place of the bubble's numbers.
     pub note: Option<String>,
 }
 

@@ -16,8 +16,12 @@ pub fn table(headers: &[String], rows: &[Vec<String>]) -> String {
     for row in rows {
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
+    for (i, column) in table.column_iter_mut().enumerate() {
+        // Narrow margins, so that the usual tables fit 80 columns.
+        column.set_padding((0, 1));
+        if i > 0 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
     format!("{table}\n")
 }
@@ -52,15 +56,15 @@ impl TimeScale {
         if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
     }
 
-    /// `what [ms]`, or `what` alone for abstract units.
+    /// `what` with `[ms]` under it, or `what` alone for abstract units.
     pub fn header(&self, what: &str) -> String {
-        if self.unit.is_empty() { what.to_owned() } else { format!("{what} [{}]", self.unit) }
+        if self.unit.is_empty() { what.to_owned() } else { format!("{what}\n[{}]", self.unit) }
     }
 }
 
-/// A share as a percentage with one decimal.
+/// A share as a percentage with one decimal; a dash where there is none.
 pub fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+    if share.is_finite() { format!("{:.1} %", share * 100.0) } else { "-".to_owned() }
 }
 
 /// Bytes in MiB with one decimal.
@@ -77,7 +81,7 @@ mod tests {
         let scale = TimeScale::of([0.002, 0.5], true);
         assert_eq!(
             (scale.header("step"), scale.show(0.002), scale.show(0.5)),
-            ("step [ms]".into(), "2.000".into(), "500.0".into())
+            ("step\n[ms]".into(), "2.000".into(), "500.0".into())
         );
         let units = TimeScale::of([33.0], false);
         assert_eq!(

@@ -37,7 +37,11 @@ const REPLICAS: &str = "parallel.data_parallel_size";
 pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
     let training = &scenario.training;
     let replicas = scenario.parallel.data_parallel_size;
+    let parallel = &scenario.parallel;
     for (value, path) in [
+        (parallel.tensor_model_parallel_size, "parallel.tensor_model_parallel_size"),
+        (parallel.virtual_pipeline_model_parallel_size, crate::schedules::CHUNKS),
+        (parallel.context_parallel_size, "parallel.context_parallel_size"),
         (training.global_batch_size, GLOBAL),
         (training.micro_batch_size, MICRO),
         (training.num_microbatches, COUNT),
@@ -106,8 +110,9 @@ fn divide(whole: u32, parts: u32, faults: &mut Vec<Fault>, fault: impl FnOnce() 
 
 /// `global_batch_size` is no multiple of `micro_batch_size x data_parallel_size (x num_microbatches)`.
 fn not_divisible(global: u32, micro: u32, replicas: u32, count: Option<u32>) -> Fault {
-    let parts = micro.saturating_mul(replicas).saturating_mul(count.unwrap_or(1));
-    let product = count.map_or_else(String::new, |c| format!(" * num_microbatches {c}"));
+    let [global, micro, replicas, count] = [global, micro, replicas, count.unwrap_or(1)].map(u64::from);
+    let parts = micro.saturating_mul(replicas).saturating_mul(count);
+    let product = if count > 1 { format!(" * num_microbatches {count}") } else { String::new() };
     let message = format!(
         "global_batch_size {global} is not a multiple of micro_batch_size {micro} * data_parallel_size {replicas}{product}: \
          {global} % {parts} = {}",

@@ -41,6 +41,9 @@ impl From<&Costs> for UnitCosts {
     }
 }
 
+/// Largest cost that is accepted: sums of a million of them keep their small change.
+const MAX_COST: f64 = 1e9;
+
 /// Faults that do not depend on the schedule.
 pub(super) fn check(scenario: &Scenario, faults: &mut Vec<Fault>) {
     let Some(costs) = &scenario.costs else { return };
@@ -52,9 +55,9 @@ pub(super) fn check(scenario: &Scenario, faults: &mut Vec<Fault>) {
         (costs.optimizer, "optimizer"),
     ];
     let mut number = |value: f64, path: String| {
-        if !(value.is_finite() && value >= 0.0) {
-            let message = format!("{path} is {value}; a cost is a finite number of at least 0");
-            faults.push(Fault::new(path, "costs::number", message, "use 0 or more"));
+        if !(0.0..=MAX_COST).contains(&value) {
+            let message = format!("{path} is {value:e}; a cost is a number from 0 to {MAX_COST:e}");
+            faults.push(Fault::new(path, "costs::number", message, "use 0 or more; only the ratios of costs matter"));
         }
     };
     for (value, key) in numbers {

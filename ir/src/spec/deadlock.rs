@@ -34,16 +34,14 @@ pub(super) fn check(draft: &Draft, table: &Table<'_>, semantics: Semantics, repo
             .enumerate()
             .map(|(i, id)| {
                 let next = cycle[(i + 1) % cycle.len()];
-                format!(
-                    "rank {} waits at {} for rank {}",
-                    draft.task(*id).rank,
-                    draft.task(*id).action,
-                    draft.task(next).rank
-                )
+                let (task, next) = (draft.task(*id), draft.task(next));
+                let whom = if task.rank == next.rank { "itself".to_owned() } else { format!("rank {}", next.rank) };
+                format!("rank {} waits at {} for {whom}", task.rank, task.action)
             })
             .collect();
         let message = format!("deadlock under {} sends: {}", semantics.name(), waiting.join(", "));
         let help = match semantics {
+            _ if cycle.len() == 1 => "what it needs stands behind it in its own program; move that forward",
             Semantics::Eager => "break the cycle: one of these tasks must stand earlier on its rank",
             Semantics::Rendezvous | Semantics::StreamFifo => {
                 "let one side receive before it sends, or rely on eager (buffered) sends"
