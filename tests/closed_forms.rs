@@ -265,7 +265,7 @@ fn a4_interleaving_refuses_uneven_groups() {
 /// A4 m: one microbatch on four ranks is legal, worth a warning, and idle three quarters of the time.
 #[test]
 fn a4_one_microbatch_is_accepted_with_a_warning() {
-    let mut scenario = Scenario { schema_version: 1, ..Scenario::default() };
+    let mut scenario = Scenario { schema_version: 1, name: "test".to_owned(), ..Scenario::default() };
     scenario.parallel.pipeline_model_parallel_size = Some(4);
     scenario.training.num_microbatches = Some(1);
     scenario.schedules = vec![ScheduleEntry::named("1f1b")];

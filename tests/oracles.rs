@@ -116,7 +116,7 @@ fn combinations_that_pytorch_rejects_are_refused_or_warned_about() {
             refused += 1;
         } else {
             assert!(m < p, "torch refuses 1F1B only then");
-            let mut scenario = Scenario { schema_version: 1, ..Scenario::default() };
+            let mut scenario = Scenario { schema_version: 1, name: "test".to_owned(), ..Scenario::default() };
             scenario.parallel.pipeline_model_parallel_size = Some(p);
             scenario.training.num_microbatches = Some(m);
             scenario.schedules = vec![ScheduleEntry::named(family.name)];

@@ -139,7 +139,7 @@ fn comparisons_say_which_ends_first() {
     let case = rich("1f1b", 4, 8, 1, 1);
     let measured = as_measured(&case);
     let picture = predicted_against_measured("Both", &[(case.run("1F1B"), measured.run("1F1B"))]);
-    for words in ["1F1B, predicted", "1F1B, measured", "+10 %", "against predicted"] {
+    for words in ["1F1B, predicted", "1F1B, measured", "\u{2212}9.1 %", "against measured"] {
         assert!(picture.svg().contains(words), "{words}");
     }
     let svg = memory_against(&case.run("1F1B"), &measured.run("1F1B")).svg().to_owned();
