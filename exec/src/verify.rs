@@ -122,8 +122,11 @@ fn allowed_drift(name: &str, len: usize, run: &Run, reference: &Reference, optim
     allowed
 }
 
+/// A tensor: its name, its copies in the run, the reference's values.
+type Pair<'a> = (&'a str, Vec<Vec<f64>>, Vec<f64>);
+
 /// Each tensor of either side by name: its copies in the run, and the reference's values.
-fn pairs<'a>(ours: &'a Named, reference: &'a Named) -> Vec<(&'a str, Vec<Vec<f64>>, Vec<f64>)> {
+fn pairs<'a>(ours: &'a Named, reference: &'a Named) -> Vec<Pair<'a>> {
     let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
     let mut by_name: BTreeMap<&str, (Vec<Vec<f64>>, Vec<f64>)> = BTreeMap::new();
     for (name, values) in reference {

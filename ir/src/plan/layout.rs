@@ -35,7 +35,7 @@ pub(super) fn resolve(
             }
             layout.clone()
         }
-        None => default_layout(model.num_layers, stages, chunks).map_err(|fault| vec![fault])?,
+        None => default_layout(model.num_layers, stages, chunks)?,
     };
     let mut start = 0;
     Ok(sizes
@@ -66,11 +66,11 @@ fn layout_faults(layers: u32, stages: u32, layout: &[u32], path: &str) -> Vec<Fa
 }
 
 /// Even where it can be; uneven only without chunks, as Megatron wants it.
-fn default_layout(layers: u32, stages: u32, chunks: u32) -> Result<Vec<u32>, Fault> {
+fn default_layout(layers: u32, stages: u32, chunks: u32) -> Result<Vec<u32>, Vec<Fault>> {
     if layers < stages {
         let message = format!("{layers} layers are fewer than {stages} stages");
         let help = format!("use at least {stages} layers, fewer ranks or chunks, or a layout with empty stages");
-        return Err(Fault::new(LAYERS, "layout::few", message, help));
+        return Err(vec![Fault::new(LAYERS, "layout::few", message, help)]);
     }
     if chunks > 1 && !layers.is_multiple_of(stages) {
         let ranks = stages / chunks;
@@ -86,7 +86,7 @@ fn default_layout(layers: u32, stages: u32, chunks: u32) -> Result<Vec<u32>, Fau
         );
         let (below, above) = (layers / stages * stages, (layers / stages + 1) * stages);
         let help = format!("use {chunk_help}{below} or {above} layers, or write a layout");
-        return Err(Fault::new(LAYERS, "layout::divide", message, help));
+        return Err(vec![Fault::new(LAYERS, "layout::divide", message, help)]);
     }
     Ok(even_layout(layers, stages))
 }
@@ -103,9 +103,9 @@ mod tests {
 
     #[test]
     fn chunks_must_divide_the_layers() {
-        let fault = default_layout(30, 8, 2).unwrap_err();
+        let fault = default_layout(30, 8, 2).unwrap_err().remove(0);
         assert!(fault.message.contains("30 % 8 = 6") && fault.help.contains("24 or 32 layers"), "{fault:?}");
-        assert_eq!(default_layout(3, 4, 1).unwrap_err().code, "layout::few");
+        assert_eq!(default_layout(3, 4, 1).unwrap_err()[0].code, "layout::few");
     }
 
     #[test]
