@@ -62,7 +62,7 @@ fn not_divisible(m: u32, p: u32) -> Fault {
     );
     let (below, above) = (m / p * p, (m / p + 1).saturating_mul(p));
     let nearest = if below == 0 { format!("m = {above}") } else { format!("m = {below} or {above}") };
-    let group = legal_groups(p, m).last().copied().unwrap_or(m);
+    let group = legal_groups(p, m).first().copied().unwrap_or(m);
     let help = format!("use {nearest}, or allow uneven groups with \"{GROUP}\": {group} in this entry of schedules");
     Fault::new(MICROBATCHES, "interleaved::microbatches", message, help)
 }
