@@ -58,7 +58,7 @@ fn rich(family: &str, p: u32, m: u32, v: u32, steps: usize) -> Case {
         backward_workspace: 120 << 20,
         ..StageWorkload::default()
     };
-    let workload = Workload { stages: vec![stage; (p * v) as usize] };
+    let workload = Workload { stages: vec![stage; (p * v) as usize], ..Workload::default() };
     let costs = UnitCosts { hop: 0.25, optimizer: 1.5, ..UnitCosts::default() };
     case(family, (p, m, v), &workload, &costs, steps)
 }

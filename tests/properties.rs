@@ -301,7 +301,7 @@ fn small_program(random: &mut Random) -> PipelineOrder {
 fn weighted(stages: u32) -> Workload {
     let stage =
         StageWorkload { activations: 7, output: 3, gradients: 5, parameters: 5, tied: 2, ..StageWorkload::default() };
-    Workload { stages: vec![stage; stages as usize] }
+    Workload { stages: vec![stage; stages as usize], ..Workload::default() }
 }
 
 /// One change to a program; its name, and the action that was changed.

@@ -61,11 +61,14 @@ pub struct Layout<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     stages: BTreeMap<Stage, StageSamples>,
+    /// What ranks held beside parameters, optimizer state and the probes' own tensors \[B\].
+    overheads: Vec<u64>,
 }
 
 impl Samples {
     /// Adds the measurements of another time.
     pub fn extend(&mut self, other: Samples) {
+        self.overheads.extend(other.overheads);
         for (stage, samples) in other.stages {
             match self.stages.entry(stage) {
                 Entry::Vacant(slot) => {
@@ -78,7 +81,12 @@ impl Samples {
 
     /// The costs of every stage.
     pub fn costs(&self, layout: &Layout<'_>) -> LayoutCosts {
-        LayoutCosts { stages: self.stages.iter().map(|(stage, samples)| samples.costs(*stage, layout)).collect() }
+        let mut overheads = self.overheads.clone();
+        overheads.sort_unstable();
+        LayoutCosts {
+            rank_overhead: overheads.get(overheads.len() / 2).copied().unwrap_or(0),
+            stages: self.stages.iter().map(|(stage, samples)| samples.costs(*stage, layout)).collect(),
+        }
     }
 
     /// How many ranks worked together, and how much longer each stage's forward and backward took than alone.
@@ -153,6 +161,8 @@ impl Wave<'_> {
         batches: &B,
     ) -> Result<Samples, RunError> {
         let _charged = memory::enter_rank(rank);
+        let foreign = memory::live(memory::slot_of(rank));
+        let mut overheads = Vec::new();
         let training = device.clone().autodiff();
         let mut probes = Vec::new();
         for stage in self.layout.placement.stages_of(rank) {
@@ -169,6 +179,10 @@ impl Wave<'_> {
                 if phase != turn && !together || together && self.ranks == 1 {
                     continue;
                 }
+                if !together && round >= self.options.warmup {
+                    let known: u64 = probes.iter().map(Probe::resting_bytes).sum();
+                    overheads.push(memory::live(memory::slot_of(rank)).saturating_sub(foreign + known));
+                }
                 for probe in &mut probes {
                     let task = format!("profile of stage {}", probe.stage);
                     let failed = |reason| RunError::Task { rank, task, step: u64::from(round), reason };
@@ -180,7 +194,7 @@ impl Wave<'_> {
                 }
             }
         }
-        Ok(Samples { stages: probes.into_iter().map(|probe| (probe.stage, probe.samples)).collect() })
+        Ok(Samples { stages: probes.into_iter().map(|probe| (probe.stage, probe.samples)).collect(), overheads })
     }
 }
 
@@ -292,6 +306,12 @@ impl<M: StageModule> Probe<M> {
             last: stage == layout.placement.last(),
             samples: StageSamples { parameters, state_bytes, samples: Vec::new() },
         }
+    }
+
+    /// What the stage and this probe hold between two steps, as far as it is known by name \[B\].
+    fn resting_bytes(&self) -> u64 {
+        let hidden: u64 = self.hidden.dims().iter().map(|n| *n as u64).product();
+        (self.samples.parameters + hidden) * FP32 + self.samples.state_bytes
     }
 
     /// Some microbatches forward and backward and an optimizer step, with `at_work` ranks working.

@@ -134,6 +134,28 @@ fn every_schedule_equals_one_device_for_every_number_of_microbatches() {
     }
 }
 
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
+
+    /// Random plans run in the schedule's order (checked inside) and change nothing. `p` may exceed the cores.
+    #[test]
+    fn random_plans_run_in_the_order_of_the_schedule(
+        family in 0..FAMILIES.len(),
+        shape in 0..3_usize,
+        m in 1..10_u32,
+        rounds in 1..3_u32,
+        tied in proptest::bool::ANY,
+    ) {
+        let family = &FAMILIES[family];
+        let (p, v) = shapes(family.interleaves)[shape];
+        let group = family.interleaves.then_some(m);
+        let params = ScheduleParams { microbatch_group_size: group, ..ScheduleParams::new(p, m, v) };
+        let case = Case::new(tied, OptimizerConfig::adamw(LR));
+        let found = case.compare(&family.order(&params).unwrap(), rounds, &case.reference(m * rounds));
+        proptest::prop_assert!(found.ok() && (tied || found.exact()), "{found:?}");
+    }
+}
+
 #[test]
 fn two_accumulation_rounds_equal_one_device_with_twice_the_microbatches() {
     for (tied, optimizer) in [(false, OptimizerConfig::adamw(LR)), (true, OptimizerConfig::adamw(LR))] {

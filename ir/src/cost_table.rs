@@ -68,6 +68,8 @@ pub struct StageCosts {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LayoutCosts {
+    /// Memory that a rank holds beside its stages' parameters and optimizer state: library and thread state \[B\].
+    pub rank_overhead: u64,
     /// One entry a stage.
     pub stages: Vec<StageCosts>,
 }

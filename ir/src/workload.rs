@@ -36,6 +36,8 @@ pub struct StageWorkload {
 /// The workload of a whole plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workload {
+    /// Memory that each rank holds all the time beside parameters and optimizer state \[B\].
+    pub rank_overhead: u64,
     /// One entry a stage.
     pub stages: Vec<StageWorkload>,
 }
@@ -43,7 +45,7 @@ pub struct Workload {
 impl Workload {
     /// A workload of `stages` stages without sizes, for abstract costs.
     pub fn abstract_stages(stages: u32) -> Self {
-        Self { stages: vec![StageWorkload::default(); stages as usize] }
+        Self { rank_overhead: 0, stages: vec![StageWorkload::default(); stages as usize] }
     }
 
     /// The workload of a stage; one that does not exist weighs nothing.

@@ -34,16 +34,14 @@ pub(crate) fn run(args: &ListArgs) -> Result<u8, Failure> {
     let mut text = String::new();
     for row in &rows {
         text.push_str(&format!("{}\n    {}\n", row.name, row.summary));
-        text.push_str(&format!(
-            "    makespan {}, at most {} chunks of activations on rank r\n",
-            row.makespan, row.peak_activations
-        ));
-        text.push_str(&format!("    {}; also called {}\n", row.paper, row.aliases.join(", ")));
+        text.push_str(&format!("    makespan             {}\n", row.makespan));
+        text.push_str(&format!("    activations, rank r  {}\n", row.peak_activations));
+        text.push_str(&format!("    paper                {}\n", row.paper));
+        text.push_str(&format!("    also called          {}\n", row.aliases.join(", ")));
     }
     text.push_str("custom\n    the order in a CSV file: { \"name\": \"custom\", \"csv\": \"orders/mine.csv\" }\n");
-    text.push_str(
-        "\nF, B are the times of one chunk; p ranks, m microbatches, v chunks a rank, g microbatches a group.\n",
-    );
+    text.push_str("\nF, B: times of one chunk, equal stages, no hop. Activations: most chunks alive.\n");
+    text.push_str("p ranks, m microbatches, v chunks a rank, g microbatches a group.\n");
     output::result(&text)?;
     Ok(exit::FINE)
 }

@@ -8,6 +8,7 @@ use super::{exit, load, output};
 use pipewright::exec::verify::{ABSOLUTE, Comparison, RELATIVE, compare};
 use pipewright::ir::plan::Plan;
 use pipewright::ir::workload::Workload;
+use pipewright::report::table::table;
 use serde::Serialize;
 
 /// The answer for one schedule, and inside the whole answer the worst over all.
@@ -131,25 +132,27 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
 }
 
 fn text(rows: &[Row]) -> String {
-    let mut text = String::new();
-    for row in rows {
-        text.push_str(&format!(
-            "{:<22} {} over {} steps and {} numbers; largest difference: loss {:.1e}, gradient {:.1e}, parameter {:.1e}\n",
-            row.schedule,
-            if row.ok { format!("equals one device {}", row.verdict()) } else { "differs from one device".to_owned() },
-            row.steps,
-            row.numbers_compared,
-            row.max_loss_diff,
-            row.max_gradient_diff,
-            row.max_parameter_diff,
-        ));
-        if let Some(d) = &row.first_difference {
-            text.push_str(&format!("    {}\n", d.describe()));
-        }
+    let headers =
+        ["schedule", "equals\none device", "steps", "numbers", "loss\ndiff", "gradient\ndiff", "parameter\ndiff"];
+    let row = |r: &Row| {
+        vec![
+            r.schedule.clone(),
+            r.verdict().to_owned(),
+            r.steps.to_string(),
+            r.numbers_compared.to_string(),
+            format!("{:.1e}", r.max_loss_diff),
+            format!("{:.1e}", r.max_gradient_diff),
+            format!("{:.1e}", r.max_parameter_diff),
+        ]
+    };
+    let mut text = table(&headers.map(str::to_owned), &rows.iter().map(row).collect::<Vec<_>>());
+    for (row, difference) in rows.iter().filter_map(|r| Some((r, r.first_difference.as_ref()?))) {
+        text.push_str(&format!("{}: {}\n", row.schedule, difference.describe()));
     }
     text.push_str(&format!(
-        "Losses and gradients may differ by {ABSOLUTE:e} + {RELATIVE:e} of the tensor's largest number (fp32 sums in another \
-         order);\nparameters by what the optimizer makes of that, and not at all where their gradients agree to the bit.\n"
+        "Differences are the largest of any number. Losses and gradients may differ by\n{ABSOLUTE:e} + {RELATIVE:e} of the tensor's \
+         largest number (fp32 sums in another order);\nparameters by what the optimizer makes of that, and not at all where \
+         their\ngradients agree to the bit.\n"
     ));
     text
 }

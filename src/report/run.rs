@@ -97,11 +97,13 @@ impl Run<'_> {
     /// Bubble and activations in words.
     pub(super) fn bubble(&self, facts: &Facts) -> String {
         let metrics = &facts.metrics;
+        let peak = metrics.peak_activations();
         format!(
-            "bubble fraction {}, bubble overhead {} · peak activations {} microbatches",
+            "bubble fraction {}, bubble overhead {} · peak activations {} {}",
             text::percent(metrics.bubble_fraction),
             text::percent(metrics.bubble_overhead),
-            text::number(metrics.peak_activations(), 3),
+            text::number(peak, 3),
+            if peak == 1.0 { "microbatch" } else { "microbatches" },
         )
     }
 }

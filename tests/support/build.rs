@@ -40,7 +40,7 @@ pub(crate) struct Run {
 /// Simulates an order of compute actions; every chunk's activations weigh one byte.
 pub(crate) fn run(order: &PipelineOrder, costs: &UnitCosts, options: &Options) -> Run {
     let stage = StageWorkload { activations: 1, ..StageWorkload::default() };
-    let workload = Workload { stages: vec![stage; order.placement.stages() as usize] };
+    let workload = Workload { stages: vec![stage; order.placement.stages() as usize], ..Workload::default() };
     let schedule = Draft::lower(&add_send_recv(order), &workload).seal().unwrap();
     let timeline = simulate(&schedule, &UnitCost::new(costs, schedule.placement()), options);
     let metrics = Metrics::of(&schedule, &timeline);

@@ -132,7 +132,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                     optimizer: costs[4],
                     stage_scale,
                 };
-                Plan { order, program, costs, workload: Workload { stages }, steps, barrier }
+                Plan { order, program, costs, workload: Workload { stages, ..Workload::default() }, steps, barrier }
             },
         )
     })

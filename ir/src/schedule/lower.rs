@@ -243,6 +243,10 @@ fn persistent(placement: &Placement, workload: &Workload) -> Vec<(Rank, Stage, M
         let classes = [(MemoryClass::Parameters, sizes.parameters), (MemoryClass::Optimizer, sizes.optimizer)];
         persistent.extend(classes.into_iter().filter(|(_, n)| *n > 0).map(|(class, n)| (rank, stage, class, n)));
     }
+    for rank in (0..placement.ranks()).map(Rank).filter(|_| workload.rank_overhead > 0) {
+        let stage = placement.stages_of(rank).next().unwrap_or_default();
+        persistent.push((rank, stage, MemoryClass::Buffers, workload.rank_overhead));
+    }
     persistent
 }
 

@@ -9,7 +9,7 @@
 //! next chunk takes the same group. Warm-up of rank `r`: `(v - 1) g + 2 (p - 1 - r)` chunk forwards. In chunk times the
 //! makespan is `(m v + p - 1)(F + B)` for `m >= p` (idle `(p - 1)(F + B)` chunk times, `1/v` of 1F1B's) and
 //! `((v - 1) p + m + p - 1)(F + B)` for `g = m < p`; at most `min(m v, (v - 1) g + 2 (p - 1 - r) + 1)` chunks alive.
-//! `v` times the messages: `2 m (p v - 1)`. Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.2.
+//! `2 m (p v - 1)` messages, a little more than `v` times those of 1F1B. Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.2.
 
 use super::{Family, GROUP, MICROBATCHES, ScheduleParams, warmup};
 use crate::action::{Action, Op};
@@ -21,7 +21,7 @@ use crate::placement::Placement;
 pub(super) const FAMILY: Family = Family {
     name: "interleaved-1f1b",
     aliases: &["interleaved", "1f1b-interleaved", "ScheduleInterleaved1F1B"],
-    summary: "v chunks a rank: 1/v of the bubble for v times the messages",
+    summary: "v chunks a rank: 1/v of the bubble, more than v times the messages",
     paper: "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2",
     makespan: "(m v + p - 1)(F + B)",
     peak_activations: "min(m v, (v - 1) g + 2 (p - 1 - r) + 1)",

@@ -20,7 +20,7 @@ fn full(family: &str, p: u32, m: u32, v: u32) -> PipelineOrder {
 
 fn draft(order: &PipelineOrder) -> Draft {
     let stage = StageWorkload { activations: 7, output: 3, gradients: 5, parameters: 5, tied: 2, ..Default::default() };
-    Draft::lower(order, &Workload { stages: vec![stage; order.placement.stages() as usize] })
+    Draft::lower(order, &Workload { rank_overhead: 1, stages: vec![stage; order.placement.stages() as usize] })
 }
 
 fn violations(order: &PipelineOrder) -> Vec<Violation> {

@@ -103,7 +103,8 @@ pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
             forward_flops,
         }
     };
-    Workload { stages: layout.stages.iter().enumerate().map(stage).collect() }
+    let stages = layout.stages.iter().enumerate().map(stage).collect();
+    Workload { rank_overhead: layout.rank_overhead, stages }
 }
 
 /// Bytes of an fp32 number \[B\].
