@@ -52,7 +52,7 @@ pub struct StageCosts {
     pub logits: u64,
     /// Memory that F needs only while it runs \[B\].
     pub forward_workspace: u64,
-    /// Memory that B needs only while it runs \[B\].
+    /// Memory that B needs only while it runs, its own gradients before they are added included \[B\].
     pub backward_workspace: u64,
     /// Memory that the optimizer needs only while it runs \[B\].
     pub optimizer_workspace: u64,

@@ -23,7 +23,8 @@ pub struct StageWorkload {
     pub output: u64,
     /// Memory that a forward needs only while it runs.
     pub forward_workspace: u64,
-    /// Memory that a backward needs only while it runs.
+    /// Memory that a backward needs only while it runs, its own gradients before they are added to the step's included:
+    /// the first backward of a step has nothing to add to and its gradients become the step's.
     pub backward_workspace: u64,
     /// Memory that the optimizer needs only while it runs.
     pub optimizer_workspace: u64,

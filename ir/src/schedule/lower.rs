@@ -375,16 +375,18 @@ impl<'a> Memory<'a> {
             self.input_gradient(cell, task, placement);
         }
         let stage = task.action.stage.index();
+        let mut workspace = sizes.backward_workspace;
         if last && self.optimizer && sizes.gradients > 0 {
             if self.gradients[stage] == NONE {
                 let buffer = self.buffer(MemoryClass::Gradients, sizes.gradients, task.rank, task.action);
                 self.gradients[stage] = buffer;
                 self.touch(buffer, Touch::Allocate);
+                workspace = workspace.saturating_sub(sizes.gradients);
             } else {
                 self.touch(self.gradients[stage], Touch::Use);
             }
         }
-        self.workspace(sizes.backward_workspace, task);
+        self.workspace(workspace, task);
     }
 
     /// The gradient of the input lives until it is sent; without a send it is the neighbour's on the same rank.
