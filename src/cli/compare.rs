@@ -25,7 +25,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
 fn predicted(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, Failure> {
     let costs = Costs::of(loaded)?;
     let options = Options::default();
-    let predictions = loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
+    let predictions = costs.predict_all(loaded, &options)?;
     if args.json {
         output::json(&simulation(loaded, &costs, &predictions, options.steps))?;
     } else {
@@ -128,8 +128,7 @@ mod measured {
 
     pub(super) fn run(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, Failure> {
         let job = Job::of(loaded, &args.execute)?;
-        let ranks = loaded.plans.first().map_or(1, Plan::ranks);
-        let limit = job.cores().filter(|cores| ranks > *cores);
+        let oversubscribed = loaded.plans.first().is_some_and(|plan| job.oversubscribed(plan));
         let written = match &loaded.scenario.costs {
             Some(costs) if costs.file.is_some() => Some(Costs::of(loaded)?),
             Some(_) => {
@@ -141,16 +140,17 @@ mod measured {
             None => None,
         };
         let mut profiler = Profiler::new(&job, &loaded.plans);
+        let abstract_sizes = |plan: &Plan| Workload::abstract_stages(plan.placement().stages());
+        let schedules =
+            loaded.plans.iter().map(|plan| sound(plan, &abstract_sizes(plan))).collect::<Result<Vec<_>, _>>()?;
         let mut runs: Vec<Vec<Run>> = vec![Vec::new(); loaded.plans.len()];
         for turn in 0..TURNS {
             if written.is_none() {
                 profiler.turn(ROUNDS)?;
             }
             let steps = if turn == 0 { job.steps } else { job.steps.min(TURN_STEPS) };
-            for (plan, runs) in loaded.plans.iter().zip(&mut runs) {
-                let workload = Workload::abstract_stages(plan.placement().stages());
-                let schedule = sound(plan, &workload)?;
-                runs.push(job.run(plan, &schedule, steps, false)?);
+            for ((plan, schedule), runs) in loaded.plans.iter().zip(&schedules).zip(&mut runs) {
+                runs.push(job.run(plan, schedule, steps, false)?);
             }
         }
         let costs = match written {
@@ -161,9 +161,7 @@ mod measured {
                 Costs::Table(table)
             }
         };
-        let options = Options::default();
-        let predictions =
-            loaded.plans.iter().map(|plan| costs.predict(plan, &options)).collect::<Result<Vec<_>, _>>()?;
+        let predictions = costs.predict_all(loaded, &Options::default())?;
         let microbatches = loaded.plans.first().map_or(1, |p| p.batch.microbatches * p.batch.rounds);
         let reference = job.reference(microbatches, job.steps, VERIFIED_STEPS.min(job.steps))?;
         let (mut rows, mut steps) = (Vec::new(), Vec::new());
@@ -171,19 +169,19 @@ mod measured {
             let verified = verify::verify(&job, plan, &reference)?;
             let step = median_step(runs);
             let mut row = row(plan, predicted, runs, &step, &reference, verified);
-            row.measured_bubble_fraction = row.measured_bubble_fraction.filter(|_| limit.is_none());
+            row.measured_bubble_fraction = row.measured_bubble_fraction.filter(|_| !oversubscribed);
             rows.push(row);
             steps.push(step);
         }
         draw_predictions(loaded, &costs, &predictions, folder)?;
-        draw(loaded, &predictions, &steps, limit.is_some(), folder)?;
+        draw(loaded, &predictions, &steps, oversubscribed, folder)?;
         let answer = Answer {
             schema_version: 1,
             scenario: loaded.scenario.name.clone(),
             time_unit: "s",
             device: job.device_name(),
             cores: job.cores(),
-            oversubscribed: limit.is_some(),
+            oversubscribed,
             one_device_step_seconds: median(warmed_up(&reference.step_seconds)),
             ok: rows.iter().all(|r| r.verify.ok),
             runs: rows.iter().map(joined).collect(),

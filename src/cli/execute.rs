@@ -121,7 +121,12 @@ impl Job {
         (self.kind == DeviceKind::Cpu).then(|| u32::try_from(cores).unwrap_or(u32::MAX))
     }
 
-    /// The same as a number that never limits where there is no limit.
+    /// Whether a plan's ranks must take turns on too few cores.
+    pub(crate) fn oversubscribed(&self, plan: &Plan) -> bool {
+        plan.ranks() > self.shared_cores()
+    }
+
+    /// [`Job::cores`] as a number: one that never limits where there is no limit.
     fn shared_cores(&self) -> u32 {
         self.cores().unwrap_or(u32::MAX)
     }

@@ -65,8 +65,13 @@ impl Costs {
         }
     }
 
+    /// Predicts every plan of a scenario.
+    pub(crate) fn predict_all(&self, loaded: &Loaded, options: &Options) -> Result<Vec<Predicted>, Failure> {
+        loaded.plans.iter().map(|plan| self.predict(plan, options)).collect()
+    }
+
     /// Predicts one plan.
-    pub(crate) fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
+    fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
         let schedule = sound(plan, &self.workload(plan))?;
         if schedule.len().saturating_mul(options.steps) > MAX_SPANS {
             return Err(Failure::Usage {

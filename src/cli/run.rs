@@ -35,7 +35,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         output::note(&format!("running {}; --schedule NAME chooses another of the scenario", plan.name));
     }
     let schedule = sound(plan, &Workload::abstract_stages(plan.placement().stages()))?;
-    let oversubscribed = job.cores().is_some_and(|cores| plan.ranks() > cores);
+    let oversubscribed = job.oversubscribed(plan);
     let result = job.run(plan, &schedule, job.steps, false)?;
     let step_seconds = result.step_seconds();
     let path =

@@ -18,10 +18,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
     let costs = Costs::of(&loaded)?;
     let options =
         Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores, ..Options::default() };
-    let mut predictions = Vec::new();
-    for plan in &loaded.plans {
-        predictions.push(costs.predict(plan, &options)?);
-    }
+    let predictions = costs.predict_all(&loaded, &options)?;
     if args.json {
         output::json(&simulation(&loaded, &costs, &predictions, options.steps))?;
     } else {
