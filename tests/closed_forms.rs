@@ -8,9 +8,10 @@ mod support {
     pub(crate) mod data;
 }
 
-use pipewright::ir::plan::{UnitCosts, resolve};
+use pipewright::ir::plan::resolve;
 use pipewright::ir::scenario::{Scenario, ScheduleEntry};
 use pipewright::ir::schedules::find;
+use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::sim::Options;
 use support::build::{Run, chunk_costs, order, params, run};
 use support::data::{key, number, numbers, records};

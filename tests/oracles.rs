@@ -13,7 +13,7 @@ use pipewright::ir::ids::Stage;
 use pipewright::ir::passes::add_send_recv;
 use pipewright::ir::plan::resolve;
 use pipewright::ir::scenario::{Scenario, ScheduleEntry};
-use pipewright::ir::schedules::{ScheduleParams, find};
+use pipewright::ir::schedules::{Chunks, ScheduleParams, find};
 use pipewright::sim::Options;
 use std::collections::BTreeMap;
 use support::build::{chunk_costs, order, params, run};
@@ -105,7 +105,7 @@ fn combinations_that_pytorch_rejects_are_refused_or_warned_about() {
         let [p, m, v] = [1, 2, 3].map(|field| number(record[0][field]));
         let family = find(record[0][0]).unwrap();
         let params = ScheduleParams::new(p, m, v);
-        if family.interleaves {
+        if family.chunks == Chunks::Any {
             let faults = family.order(&params).expect_err("torch rejects it");
             assert_eq!(faults.len(), 1, "{faults:?}");
             assert_eq!(faults[0].path, "training.num_microbatches");
@@ -146,7 +146,7 @@ fn messages_stand_where_pytorch_puts_them() {
         assert_eq!(program.to_csv(false), bare, "p={p} m={m} v={v} g={g}: the same compute actions");
         let mut ours = add_send_recv(&program);
         ours.ranks.iter_mut().for_each(|actions| actions.retain(|a| a.op != Op::OptimizerStep));
-        let is_ours = |token: &&str| token.parse::<Action>().is_ok();
+        let is_ours = |token: &&str| token.parse::<Action>().is_ok_and(|a| a.op.has_microbatch());
         let theirs: Vec<Vec<&str>> = record[1..].iter().map(|t| t.iter().copied().filter(is_ours).collect()).collect();
         assert_eq!(ours.to_csv(true), csv(&theirs), "p={p} m={m} v={v} g={g}");
         equal += 1;
@@ -159,7 +159,8 @@ fn messages_stand_where_pytorch_puts_them() {
 fn turn(token: &str) -> Option<Action> {
     let stage = token.trim_end_matches(|c: char| !c.is_ascii_digit());
     match token.parse::<Action>() {
-        Ok(action) => action.op.is_compute().then_some(action),
-        Err(_) => stage.parse().ok().map(|stage| Action::whole_stage(Stage(stage), Op::OptimizerStep)),
+        Ok(action) if action.op.has_microbatch() => action.op.is_compute().then_some(action),
+        Ok(action) => Some(Action::whole_stage(action.stage, Op::OptimizerStep)),
+        Err(_) => stage.parse().ok().map(|stage| Action::whole_stage(Stage::new(stage), Op::OptimizerStep)),
     }
 }

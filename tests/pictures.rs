@@ -5,10 +5,10 @@
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::{add_optimizer_step, add_send_recv};
 use pipewright::ir::placement::Placement;
-use pipewright::ir::plan::UnitCosts;
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{ScheduleParams, find};
 use pipewright::ir::timeline::{MemorySample, Source, Timeline};
+use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use pipewright::report::{
     Picture, PictureError, Run, TimeUnit, comparison, gantt, memory, memory_against, predicted_against_measured, trace,
@@ -37,7 +37,7 @@ fn case(family: &str, (p, m, v): (u32, u32, u32), workload: &Workload, costs: &U
     let order = find(family).unwrap().order(&ScheduleParams::new(p, m, v)).unwrap();
     let order = add_send_recv(&add_optimizer_step(order));
     let schedule = Draft::lower(&order, workload).seal().unwrap();
-    let cost = UnitCost::new(costs, schedule.placement());
+    let cost = UnitCost::new(costs, &schedule);
     let timeline = simulate(&schedule, &cost, &Options { steps, ..Options::default() });
     Case { schedule, timeline, chunks: v }
 }
@@ -241,7 +241,7 @@ fn large_schedules_stay_small() {
 
 #[test]
 fn nothing_to_draw_is_drawn_too() {
-    let order = PipelineOrder { microbatches: 0, placement: Placement::looped(0, 1), ranks: Vec::new() };
+    let order = PipelineOrder::new(0, Placement::looped(0, 1), Vec::new());
     let schedule = Draft::lower(&order, &Workload::default()).seal().unwrap();
     let timeline = Timeline { source: Source::Predicted, tasks: 0, spans: Vec::new(), memory: Vec::new() };
     let empty = Case { schedule, timeline, chunks: 1 };

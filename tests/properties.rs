@@ -14,12 +14,12 @@ use pipewright::ir::metrics::Metrics;
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::{accumulate, add_optimizer_step, add_send_recv, add_tied_reduction};
 use pipewright::ir::placement::Placement;
-use pipewright::ir::plan::UnitCosts;
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{FAMILIES, ScheduleParams, find};
 use pipewright::ir::spec::{Rule, Semantics};
 use pipewright::ir::task::{Dep, Lane, Touch};
 use pipewright::ir::timeline::Timeline;
+use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use pipewright::sim::cost::UnitCost;
 use pipewright::sim::{Options, simulate};
@@ -41,7 +41,7 @@ fn config() -> Config {
 
 fn timeline(plan: &Plan, schedule: &Schedule, cores: Option<u32>) -> Timeline {
     let options = Options { steps: plan.steps, barrier: plan.barrier, cores, ..Options::default() };
-    simulate(schedule, &UnitCost::new(&plan.costs, schedule.placement()), &options)
+    simulate(schedule, &UnitCost::new(&plan.costs, schedule), &options)
 }
 
 /// How long an action takes, computed as the simulator must.
@@ -287,7 +287,7 @@ fn balance(schedule: &Schedule, timeline: &Timeline, rank: Rank, persistent: ByC
 fn small_program(random: &mut Random) -> PipelineOrder {
     loop {
         let family = &FAMILIES[random.below(FAMILIES.len())];
-        let v = if family.interleaves { random.between(1, 3) } else { 1 };
+        let v = family.default_chunks(Some(random.between(1, 3)));
         let Ok(order) = family.order(&ScheduleParams::new(random.between(1, 4), random.between(1, 5), v)) else {
             continue;
         };
@@ -340,10 +340,10 @@ fn mutate(program: &mut PipelineOrder, random: &mut Random) -> (&'static str, Ac
             to.insert(random.below(to.len() + 1), action);
         }
         "microbatch" => {
-            let microbatch = Microbatch(random.between(0, program.microbatches));
+            let microbatch = Microbatch::new(random.between(0, program.microbatches));
             actions[at].microbatch = actions[at].microbatch.map(|_| microbatch);
         }
-        "stage" => actions[at].stage = Stage(random.between(0, program.placement.stages())),
+        "stage" => actions[at].stage = Stage::new(random.between(0, program.placement.stages())),
         _ => {
             let ops = [
                 Op::Forward,
@@ -397,7 +397,7 @@ fn mutated_programs_are_caught_or_harmless() {
             Ok(schedule) => {
                 assert!(violations[0].is_empty(), "{what}");
                 let costs = UnitCosts { hop: 0.5, ..Default::default() };
-                let timeline = simulate(&schedule, &UnitCost::new(&costs, schedule.placement()), &Options::default());
+                let timeline = simulate(&schedule, &UnitCost::new(&costs, &schedule), &Options::default());
                 assert!(timeline.makespan().is_finite(), "{what}");
                 let checked = Reference::new(&program).check_step(&times(&schedule, &timeline, 0), costs.hop);
                 assert_eq!(checked, Ok(()), "{what}");
@@ -468,7 +468,7 @@ fn steps_that_overlap_share_the_cores() {
     let costs = UnitCosts { optimizer: 1.0, stage_scale: vec![1.0, 4.0], ..UnitCosts::default() };
     for barrier in [true, false] {
         let options = Options { steps: 2, barrier, cores: Some(1), ..Options::default() };
-        let timeline = simulate(&schedule, &UnitCost::new(&costs, schedule.placement()), &options);
+        let timeline = simulate(&schedule, &UnitCost::new(&costs, &schedule), &options);
         assert!(timeline.makespan() >= 40.0 * (1.0 - RELATIVE), "barrier {barrier}: {}", timeline.makespan());
     }
 }
@@ -480,14 +480,16 @@ fn a_tied_reduction_waits_for_its_two_stages_alone() {
     let order = find("interleaved-1f1b").unwrap().order(&ScheduleParams::new(2, 2, 2)).unwrap();
     // The weight gradients of stage 1 come last of all.
     let mut order = split_backward(&order, 0);
-    let late = |a: &Action| a.stage == Stage(1) && a.op == Op::BackwardWeight;
+    let late = |a: &Action| a.stage == Stage::new(1) && a.op == Op::BackwardWeight;
     order.ranks[1].sort_by_key(late);
     let program = add_tied_reduction(add_send_recv(&order));
     let schedule = Draft::lower(&program, &weighted(4)).seal().unwrap();
     let costs = UnitCosts { stage_scale: vec![1.0, 9.0, 1.0, 1.0], ..UnitCosts::default() };
-    let timeline = simulate(&schedule, &UnitCost::new(&costs, schedule.placement()), &Options::default());
+    let timeline = simulate(&schedule, &UnitCost::new(&costs, &schedule), &Options::default());
     let times = times(&schedule, &timeline, 0);
-    let ends = times.iter().filter(|((_, a), _)| a.op == Op::BackwardWeight && [Stage(0), Stage(3)].contains(&a.stage));
+    let ends = times
+        .iter()
+        .filter(|((_, a), _)| a.op == Op::BackwardWeight && [Stage::new(0), Stage::new(3)].contains(&a.stage));
     let ready = ends.map(|(_, (_, end))| *end).fold(0.0, f64::max);
     let starts: Vec<f64> = times.iter().filter(|((_, a), _)| a.op == Op::ReduceTied).map(|(_, span)| span.0).collect();
     assert_eq!(starts, [ready, ready]);

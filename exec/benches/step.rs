@@ -63,7 +63,7 @@ fn schedule(family: &str, p: u32, v: u32) -> Schedule {
 fn pipeline(schedule: &Schedule) -> Run {
     let stages = schedule.placement().stages();
     let build = |stage: Stage, device: &Device| {
-        GptStage::new(&shape(), part(stage.0, stages), 0, device).map_err(|e| e.to_string())
+        GptStage::new(&shape(), part(stage.number(), stages), 0, device).map_err(|e| e.to_string())
     };
     let options = RunOptions {
         steps: STEPS,

@@ -166,7 +166,8 @@ impl Wave<'_> {
         let training = device.clone().autodiff();
         let mut probes = Vec::new();
         for stage in self.layout.placement.stages_of(rank) {
-            let module = build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.0, reason })?;
+            let module =
+                build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
             probes.push(Probe::new(self.layout, stage, rank, device, module, self.options.optimizer));
         }
         for round in 0..self.options.warmup + self.options.rounds {
@@ -247,7 +248,7 @@ impl StageSamples {
     }
 
     fn costs(&self, stage: Stage, layout: &Layout<'_>) -> StageCosts {
-        let (first, last) = (stage == Stage(0), stage == layout.placement.last());
+        let (first, last) = (stage == Stage::new(0), stage == layout.placement.last());
         let hidden_bytes = layout.hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;
         let tokens = layout.hidden.iter().take(2).map(|n| *n as u64).product::<u64>();
         let kept = self.bytes(Kind::Forward, |[before, _, after]| after.saturating_sub(*before));
@@ -302,7 +303,7 @@ impl<M: StageModule> Probe<M> {
             device: device.clone(),
             runner: StageRunner::new(module, optimizer),
             hidden: Tensor::random(layout.hidden, Distribution::Normal(0.0, 1.0), device),
-            first: stage == Stage(0),
+            first: stage == Stage::new(0),
             last: stage == layout.placement.last(),
             samples: StageSamples { parameters, state_bytes, samples: Vec::new() },
         }

@@ -165,7 +165,8 @@ fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
     let training = device.clone().autodiff();
     let mut stages = BTreeMap::new();
     for stage in context.schedule.placement().stages_of(rank) {
-        let module = build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.0, reason })?;
+        let module =
+            build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
         stages.insert(stage, StageRunner::new(module, options.optimizer));
     }
     let mut worker = Worker::new(context, device.clone(), transport, stages, foreign);

@@ -190,7 +190,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             _ => (MessageKind::Gradient, context.schedule.placement().next(action.stage)),
         };
         let maker = maker.ok_or(TaskError::Missing("the stage at the other end of a message"))?;
-        let tag = Tag { kind, stage: maker.0, microbatch: microbatch.0, step: self.step };
+        let tag = Tag { kind, stage: maker.number(), microbatch: microbatch.number(), step: self.step };
         let ready = Instant::now();
         let (tensor, sent) = self.noted(id, |worker| {
             let received = worker.transport.receive(from, tag, context.timeout)?;
@@ -220,8 +220,9 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
     fn forward(&mut self, action: Action) -> Result<(), TaskError> {
         let (stage, microbatch) = place(action)?;
         let placement = self.context.schedule.placement();
-        let (first, last) = (stage == Stage(0), stage == placement.last());
-        let batch = (first || last).then(|| self.context.batches.microbatch(self.step, microbatch.0, &self.device));
+        let (first, last) = (stage == Stage::new(0), stage == placement.last());
+        let batch =
+            (first || last).then(|| self.context.batches.microbatch(self.step, microbatch.number(), &self.device));
         let (tokens, targets) = batch.map_or((None, None), |(tokens, targets)| (Some(tokens), Some(targets)));
         let input = match tokens.filter(|_| first) {
             Some(tokens) => Input::Tokens(tokens),
@@ -229,7 +230,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         };
         let all_tokens = self.context.batches.step_tokens(self.context.schedule.microbatches());
         let runner = self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))?;
-        match runner.forward(microbatch.0, input, targets.filter(|_| last), all_tokens)? {
+        match runner.forward(microbatch.number(), input, targets.filter(|_| last), all_tokens)? {
             Output::Loss(loss) => *self.loss.get_or_insert(0.0) += f64::from(loss),
             Output::Hidden(hidden) => match placement.next(stage) {
                 Some(next) if placement.rank_of(next) == Some(self.rank) => {
@@ -247,7 +248,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let (stage, microbatch) = place(action)?;
         let gradient = self.gradient.remove(&(stage, microbatch));
         let runner = self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))?;
-        let input = runner.backward(microbatch.0, gradient)?;
+        let input = runner.backward(microbatch.number(), gradient)?;
         let placement = self.context.schedule.placement();
         if let (Some(input), Some(previous)) = (input, placement.previous(stage)) {
             if placement.rank_of(previous) == Some(self.rank) {
@@ -266,7 +267,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let to = to.and_then(|s| placement.rank_of(s)).ok_or(TaskError::Missing("the peer of a message"))?;
         let tensor =
             self.outgoing.remove(&(kind, stage, microbatch)).ok_or(TaskError::Missing("the tensor to send"))?;
-        let tag = Tag { kind, stage: stage.0, microbatch: microbatch.0, step: self.step };
+        let tag = Tag { kind, stage: stage.number(), microbatch: microbatch.number(), step: self.step };
         Ok(self.transport.send(to, tag, Payload::from_tensor(tensor)?)?)
     }
 
@@ -290,7 +291,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
     /// both copies get the same bits.
     fn reduce_tied(&mut self, action: Action) -> Result<(), TaskError> {
         let placement = self.context.schedule.placement();
-        let (first, last) = (Stage(0), placement.last());
+        let (first, last) = (Stage::new(0), placement.last());
         let Some((peer, other_stage)) = self.other_copy(action.stage) else {
             let sum = self.runner(first)?.tied_gradient()? + self.runner(last)?.tied_gradient()?;
             self.runner(last)?.set_tied_gradient(sum.clone())?;
@@ -306,12 +307,12 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
     /// The rank and stage of the other copy of the tied embedding, if it is not here too.
     fn other_copy(&self, stage: Stage) -> Option<(Rank, Stage)> {
         let placement = self.context.schedule.placement();
-        let other = if stage == Stage(0) { placement.last() } else { Stage(0) };
+        let other = if stage == Stage::new(0) { placement.last() } else { Stage::new(0) };
         placement.rank_of(other).filter(|rank| *rank != self.rank).map(|rank| (rank, other))
     }
 
     fn tied_tag(&self, stage: Stage) -> Tag {
-        Tag { kind: MessageKind::TiedGradient, stage: stage.0, microbatch: 0, step: self.step }
+        Tag { kind: MessageKind::TiedGradient, stage: stage.number(), microbatch: 0, step: self.step }
     }
 
     fn optimizer_step(&mut self, stage: Stage) -> Result<(), TaskError> {

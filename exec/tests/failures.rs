@@ -71,11 +71,11 @@ fn fail(fault: Fault, timeout: Duration) -> (RunError, Duration) {
     let program = add_optimizer_step(add_send_recv(&order));
     let schedule = Draft::lower(&program, &Workload::abstract_stages(3)).seal().unwrap();
     let build = |stage: Stage, device: &Device| {
-        if fault == Fault::Build && stage.0 == 2 {
+        if fault == Fault::Build && stage.number() == 2 {
             return Err("no such layer".to_owned());
         }
         let scale = Param::from_tensor(Tensor::<1>::from_floats([1.0], device).require_grad());
-        Ok(Faulty { scale, fault: if stage.0 == 2 { fault as u8 } else { u8::MAX } })
+        Ok(Faulty { scale, fault: if stage.number() == 2 { fault as u8 } else { u8::MAX } })
     };
     let options = RunOptions {
         steps: 2,

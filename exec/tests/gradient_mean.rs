@@ -72,7 +72,7 @@ fn pipeline(family: &str, p: u32, v: u32, m: u32, rounds: u32) -> Run {
     let program = add_optimizer_step(add_send_recv(&accumulate(&order, rounds)));
     let schedule = Draft::lower(&program, &Workload::abstract_stages(p * v)).seal().unwrap();
     let build = |stage: Stage, device: &Device| {
-        Ok(Scalar::new((stage.0 == 0).then_some(2.0), (stage.0 + 1 == p * v).then_some(3.0), device))
+        Ok(Scalar::new((stage.number() == 0).then_some(2.0), (stage.number() + 1 == p * v).then_some(3.0), device))
     };
     run(&schedule, &vec![Device::flex(); p as usize], &build, &Numbers, &options(), &mut |_, _| {}).unwrap()
 }
@@ -143,7 +143,7 @@ fn a9_the_loss_is_a_mean_over_tokens_and_not_over_microbatches() {
     let program = add_optimizer_step(add_send_recv(&order));
     let schedule = Draft::lower(&program, &Workload::abstract_stages(2)).seal().unwrap();
     let build = |stage: Stage, device: &Device| {
-        Ok(Scalar::new((stage.0 == 0).then_some(1.0), (stage.0 == 1).then_some(1.0), device))
+        Ok(Scalar::new((stage.number() == 0).then_some(1.0), (stage.number() == 1).then_some(1.0), device))
     };
     let result = run(&schedule, &vec![Device::flex(); 2], &build, &Uneven, &options(), &mut |_, _| {}).unwrap();
     assert_eq!(result.losses, [2.0]);

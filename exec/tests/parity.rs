@@ -67,8 +67,8 @@ impl Case {
         let stages = schedule.placement().stages();
         let layers = self.shape.num_layers / stages;
         let build = |stage: Stage, device: &Device| {
-            let layers = LayerRange { start: stage.0 * layers, end: (stage.0 + 1) * layers };
-            let part = StagePart { layers, embedding: stage.0 == 0, head: stage.0 + 1 == stages };
+            let layers = LayerRange { start: stage.number() * layers, end: (stage.number() + 1) * layers };
+            let part = StagePart { layers, embedding: stage.number() == 0, head: stage.number() + 1 == stages };
             GptStage::new(&self.shape, part, 3, device).map_err(|e| e.to_string())
         };
         let devices = vec![Device::flex(); schedule.ranks()];

@@ -1,8 +1,9 @@
-//! One step of a rank's program and its text form, as in PyTorch: `2F0`, `3I1`, `1SEND_F4`, `0OPTIMIZER_STEP`.
+//! One step of a rank's program and its text form, as in PyTorch: `2F0`, `3I1`, `1SEND_F4`, `0OPTIMIZER_STEP`. A stage
+//! of a bidirectional order names its pipe (`3uF0`, `3dF0`), a slice of a microbatch its number (`2F0.1`).
 //!
 //! One law: [`Action`]'s `Display` and `FromStr` round-trip.
 
-use crate::ids::{Microbatch, Stage};
+use crate::ids::{Microbatch, Pipe, Stage};
 use std::fmt;
 use std::str::FromStr;
 
@@ -25,6 +26,8 @@ pub enum Op {
     SendBackward,
     /// `RECV_B`: receive the gradient of the stage's output from the next stage.
     RecvBackward,
+    /// `REDUCE_GRAD`: sum the stage's gradients over its copies.
+    ReduceGrad,
     /// `REDUCE_TIED`: sum the gradients of the two copies of a tied embedding.
     ReduceTied,
     /// `OPTIMIZER_STEP`: update the stage's weights and drop its gradients.
@@ -33,9 +36,10 @@ pub enum Op {
 
 impl Op {
     /// Every operation, longest code first so that a prefix never hides a longer code.
-    const ALL: [Op; 10] = [
+    const ALL: [Op; 11] = [
         Op::OptimizerStep,
         Op::ReduceTied,
+        Op::ReduceGrad,
         Op::SendForward,
         Op::RecvForward,
         Op::SendBackward,
@@ -57,9 +61,20 @@ impl Op {
             Op::RecvForward => "RECV_F",
             Op::SendBackward => "SEND_B",
             Op::RecvBackward => "RECV_B",
+            Op::ReduceGrad => "REDUCE_GRAD",
             Op::ReduceTied => "REDUCE_TIED",
             Op::OptimizerStep => "OPTIMIZER_STEP",
         }
+    }
+
+    /// Whether this makes the gradient of the stage's input: B or I.
+    pub fn makes_input_gradient(self) -> bool {
+        matches!(self, Op::FullBackward | Op::BackwardInput)
+    }
+
+    /// Whether this makes gradients of the stage's weights: B or W.
+    pub fn makes_weight_gradients(self) -> bool {
+        matches!(self, Op::FullBackward | Op::BackwardWeight)
     }
 
     /// Whether this is F, B, I or W: what a schedule author writes.
@@ -79,7 +94,12 @@ impl Op {
 
     /// Whether the action belongs to one microbatch (the others act once a step on the whole stage).
     pub fn has_microbatch(self) -> bool {
-        !matches!(self, Op::ReduceTied | Op::OptimizerStep)
+        !matches!(self, Op::ReduceGrad | Op::ReduceTied | Op::OptimizerStep)
+    }
+
+    /// Whether every member of a group of ranks takes part at the same time.
+    pub fn is_collective(self) -> bool {
+        matches!(self, Op::ReduceGrad | Op::ReduceTied)
     }
 }
 
@@ -90,22 +110,32 @@ pub struct Action {
     pub stage: Stage,
     /// What it does.
     pub op: Op,
-    /// Its microbatch; `None` for the actions that happen once a step.
+    /// Its microbatch, or slice of one; `None` for the actions that happen once a step.
     pub microbatch: Option<Microbatch>,
+    /// Whether it runs as one with the action before it: both are parts of a compound action, as PyTorch's
+    /// `(2F3;5B1)OVERLAP_F_B`.
+    pub joins_previous: bool,
 }
 
 impl Action {
     /// An action on one microbatch.
     pub fn new(stage: Stage, op: Op, microbatch: Microbatch) -> Self {
-        Self { stage, op, microbatch: Some(microbatch) }
+        Self { stage, op, microbatch: Some(microbatch), joins_previous: false }
     }
 
     /// An action on a whole stage, once a step.
     pub fn whole_stage(stage: Stage, op: Op) -> Self {
-        Self { stage, op, microbatch: None }
+        Self { stage, op, microbatch: None, joins_previous: false }
+    }
+
+    /// The same action as a further part of the compound action before it.
+    #[must_use]
+    pub fn joined(self) -> Self {
+        Self { joins_previous: true, ..self }
     }
 }
 
+/// The text form of the action alone, whether or not it is part of a compound one.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.stage, self.op.code())?;
@@ -121,15 +151,21 @@ pub enum ActionError {
     Stage(String),
     /// The letters name no operation.
     #[error(
-        "`{0}` names no operation; known are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_TIED and OPTIMIZER_STEP"
+        "`{0}` names no operation; known are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, REDUCE_TIED and \
+         OPTIMIZER_STEP"
     )]
     Op(String),
-    /// The microbatch number is missing, not a number, or there where none belongs.
-    #[error("`{0}` must end in a microbatch number below 2^32, as in 2F0")]
+    /// The microbatch number is missing or not a number.
+    #[error(
+        "`{0}` must end in a microbatch number below 2^32, as in 2F0, with a slice below 2^16 behind it, as in 2F0.1"
+    )]
     Microbatch(String),
     /// A number follows an operation that acts on the whole stage.
     #[error("`{0}` acts once a step on the whole stage and takes no microbatch number")]
     NoMicrobatch(String),
+    /// Parentheses that do not make a compound action.
+    #[error("`{0}` is no compound action; one reads like (2F3;5B1)OVERLAP_F_B or (2F3;5I1;5W1)FUSED")]
+    Compound(String),
 }
 
 /// No action is written longer than this: a stage, `OPTIMIZER_STEP`, a microbatch.
@@ -145,7 +181,12 @@ impl FromStr for Action {
         }
         let letters = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, rest) = text.split_at(letters);
-        let stage = number.parse().map(Stage).map_err(|_| ActionError::Stage(text.to_owned()))?;
+        let stage = number.parse().map(Stage::new).map_err(|_| ActionError::Stage(text.to_owned()))?;
+        let (stage, rest) = match rest.split_at_checked(1) {
+            Some(("d", rest)) => (stage.on(Pipe::Down), rest),
+            Some(("u", rest)) => (stage.on(Pipe::Up), rest),
+            _ => (stage, rest),
+        };
         let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
         let (code, number) = rest.split_at(end);
         let op = Op::ALL.into_iter().find(|op| op.code() == code).ok_or_else(|| ActionError::Op(text.to_owned()))?;
@@ -155,8 +196,50 @@ impl FromStr for Action {
                 _ => Err(ActionError::NoMicrobatch(text.to_owned())),
             };
         }
-        let microbatch = number.parse().map(Microbatch).map_err(|_| ActionError::Microbatch(text.to_owned()))?;
-        Ok(Action::new(stage, op, microbatch))
+        let (number, slice) = number.split_once('.').map_or((number, None), |(number, slice)| (number, Some(slice)));
+        let wrong = || ActionError::Microbatch(text.to_owned());
+        let microbatch = Microbatch::new(digits(number).ok_or_else(wrong)?);
+        Ok(match slice {
+            None => Action::new(stage, op, microbatch),
+            Some(slice) => Action::new(stage, op, microbatch.sliced(digits(slice).ok_or_else(wrong)?)),
+        })
+    }
+}
+
+/// A number of digits alone (`parse` would take a sign).
+fn digits<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+/// What may stand behind the parentheses of a compound action.
+const COMPOUNDS: [&str; 2] = ["OVERLAP_F_B", "FUSED"];
+
+/// Reads one cell of a program: an action, or a compound one as several, each but the first joined to the one before.
+///
+/// # Errors
+/// The first part that cannot be read.
+pub fn parse_cell(text: &str) -> Result<Vec<Action>, ActionError> {
+    let Some(inner) = text.strip_prefix('(') else { return text.parse().map(|action| vec![action]) };
+    let wrong = || ActionError::Compound(text.chars().take(2 * MAX_TEXT).collect());
+    let (parts, name) = inner.split_once(')').ok_or_else(wrong)?;
+    let mut actions = Vec::new();
+    for part in parts.split(';') {
+        let action: Action = part.trim().parse()?;
+        actions.push(if actions.is_empty() { action } else { action.joined() });
+    }
+    let fit = actions.len() > 1 && actions.iter().all(|a| a.op.is_compute());
+    if fit && COMPOUNDS.contains(&name.trim()) { Ok(actions) } else { Err(wrong()) }
+}
+
+/// Writes one cell of a program: an action, or all parts of a compound one.
+pub fn write_cell(parts: &[Action]) -> String {
+    match parts {
+        [action] => action.to_string(),
+        _ => {
+            let texts: Vec<String> = parts.iter().map(Action::to_string).collect();
+            let pair = matches!(parts, [f, b] if f.op == Op::Forward && b.op == Op::FullBackward);
+            format!("({}){}", texts.join(";"), COMPOUNDS[usize::from(!pair)])
+        }
     }
 }
 
@@ -166,10 +249,17 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_action() -> impl Strategy<Value = Action> {
-        (any::<u32>(), 0..Op::ALL.len(), any::<u32>()).prop_map(|(s, op, m)| {
-            let op = Op::ALL[op];
-            Action { stage: Stage(s), op, microbatch: op.has_microbatch().then_some(Microbatch(m)) }
-        })
+        let pipe = prop::sample::select(vec![Pipe::Only, Pipe::Down, Pipe::Up]);
+        (any::<u32>(), pipe, 0..Op::ALL.len(), any::<u32>(), any::<Option<u16>>()).prop_map(
+            |(s, pipe, op, m, slice)| {
+                let (stage, op, m) = (Stage::new(s).on(pipe), Op::ALL[op], Microbatch::new(m));
+                match (op.has_microbatch(), slice) {
+                    (false, _) => Action::whole_stage(stage, op),
+                    (true, None) => Action::new(stage, op, m),
+                    (true, Some(slice)) => Action::new(stage, op, m.sliced(slice)),
+                }
+            },
+        )
     }
 
     proptest! {
@@ -187,10 +277,25 @@ mod tests {
     }
 
     #[test]
+    fn compound_cells_round_trip() {
+        for cell in ["2F0", "(2uF3;5dB1)OVERLAP_F_B", "(2F3;5I1;5W1)FUSED", "(5I1;5W1)FUSED"] {
+            let actions = parse_cell(cell).unwrap();
+            assert_eq!(write_cell(&actions), cell);
+            assert!(actions.iter().enumerate().all(|(i, a)| a.joins_previous == (i > 0)));
+        }
+        for cell in ["(2F0)FUSED", "(2F0;3B0)", "(2F0;3B0", "(2F0;3SEND_F0)FUSED", "()FUSED", "(2F0;3B0)FUSE"] {
+            assert!(parse_cell(cell).is_err(), "{cell}");
+        }
+    }
+
+    #[test]
     fn faults_are_told_apart() {
         assert!(matches!("F0".parse::<Action>(), Err(ActionError::Stage(_))));
         assert!(matches!("1X0".parse::<Action>(), Err(ActionError::Op(_))));
         assert!(matches!("1F".parse::<Action>(), Err(ActionError::Microbatch(_))));
+        assert!(matches!("1F+1".parse::<Action>(), Err(ActionError::Op(_))));
+        assert!(matches!("1F1.".parse::<Action>(), Err(ActionError::Microbatch(_))));
+        assert!(matches!("1F1.1.1".parse::<Action>(), Err(ActionError::Microbatch(_))));
         assert!(matches!("1F99999999999".parse::<Action>(), Err(ActionError::Microbatch(_))));
         assert!(matches!("1OPTIMIZER_STEP2".parse::<Action>(), Err(ActionError::NoMicrobatch(_))));
     }

@@ -35,14 +35,6 @@ id!(
     Rank
 );
 id!(
-    /// A global virtual stage, `0 .. p v`.
-    Stage
-);
-id!(
-    /// A microbatch of the step, from 0.
-    Microbatch
-);
-id!(
     /// A task of a [`Schedule`](crate::schedule::Schedule).
     TaskId
 );
@@ -50,6 +42,113 @@ id!(
     /// A named buffer of a [`Schedule`](crate::schedule::Schedule).
     BufferId
 );
+
+/// Which of the pipelines a stage belongs to. Most orders have one; a bidirectional one (DualPipe, Chimera) sends half
+/// the microbatches down and half up through the same ranks, with a copy of every stage in each pipe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pipe {
+    /// The only one.
+    #[default]
+    Only,
+    /// `d`: from the first rank to the last.
+    Down,
+    /// `u`: from the last rank to the first.
+    Up,
+}
+
+/// A global virtual stage, `0 .. p v`, of one pipe. Its text form is `3`, and `3d` or `3u` in a bidirectional order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stage {
+    number: u32,
+    pipe: Pipe,
+}
+
+impl Stage {
+    /// Stage `number` of an order with one pipe.
+    pub const fn new(number: u32) -> Self {
+        Self { number, pipe: Pipe::Only }
+    }
+
+    /// The same stage of another pipe.
+    #[must_use]
+    pub const fn on(self, pipe: Pipe) -> Self {
+        Self { pipe, ..self }
+    }
+
+    /// Its number in the model, from 0: stages of one number hold the same layers in every pipe.
+    pub const fn number(self) -> u32 {
+        self.number
+    }
+
+    /// Its pipe.
+    pub const fn pipe(self) -> Pipe {
+        self.pipe
+    }
+
+    /// The number as an index.
+    pub const fn index(self) -> usize {
+        self.number as usize
+    }
+
+    /// The stage of position `i` of an order with one pipe.
+    pub fn at(i: usize) -> Self {
+        Self::new(u32::try_from(i).unwrap_or(u32::MAX))
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pipe = match self.pipe {
+            Pipe::Only => "",
+            Pipe::Down => "d",
+            Pipe::Up => "u",
+        };
+        write!(f, "{}{pipe}", self.number)
+    }
+}
+
+/// A microbatch of its pipe, from 0, or one sequence slice of it. Its text form is `4`, and `4.1` for slice 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Microbatch {
+    number: u32,
+    slice: Option<u16>,
+}
+
+impl Microbatch {
+    /// A whole microbatch.
+    pub const fn new(number: u32) -> Self {
+        Self { number, slice: None }
+    }
+
+    /// Slice `slice` of the microbatch: a run of its tokens, the first ones in slice 0.
+    #[must_use]
+    pub const fn sliced(self, slice: u16) -> Self {
+        Self { slice: Some(slice), ..self }
+    }
+
+    /// Its number among the microbatches of its pipe, from 0.
+    pub const fn number(self) -> u32 {
+        self.number
+    }
+
+    /// Which slice, where microbatches are sliced.
+    pub const fn slice(self) -> Option<u16> {
+        self.slice
+    }
+
+    /// The same slice of the microbatch `by` later.
+    #[must_use]
+    pub const fn later(self, by: u32) -> Self {
+        Self { number: self.number.saturating_add(by), ..self }
+    }
+}
+
+impl fmt::Display for Microbatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.number.fmt(f)?;
+        self.slice.map_or(Ok(()), |slice| write!(f, ".{slice}"))
+    }
+}
 
 /// A run of transformer layers, `start .. end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,6 +9,7 @@
 //! One law: pure values. No clock, no device, no printing, no file system.
 
 pub mod action;
+pub mod cells;
 pub mod cost_table;
 pub mod fault;
 pub mod ids;
@@ -25,4 +26,5 @@ pub mod schedules;
 pub mod spec;
 pub mod task;
 pub mod timeline;
+pub mod unit_costs;
 pub mod workload;

@@ -21,7 +21,8 @@ pub struct RankMetrics {
     pub last_end: f64,
     /// `last_end - first_start - busy`: the idle time inside the rank's own span, which the zero-bubble papers count.
     pub span_idle: f64,
-    /// Most activations alive, in microbatches of a rank's whole share: chunks alive / `v`.
+    /// Most activations alive, in microbatches of a rank's whole share: chunks alive / `v`, slices of a microbatch
+    /// counted by their share.
     pub peak_activations: f64,
     /// Memory over time.
     pub memory: RankMemory,
@@ -99,14 +100,16 @@ fn rank_metrics(
         }
     }
     let first = if first.is_finite() { first } else { zero };
-    let chunks = schedule.placement().stages_of(rank).count().max(1);
+    // Of one pipe: a bidirectional order holds as many activations again, but no larger a share of the model.
+    let chunks = schedule.placement().stages_of(rank).count().div_ceil(schedule.placement().pipes().len()).max(1);
+    let per_microbatch = chunks * usize::from(schedule.cells().slices());
     RankMetrics {
         busy,
         idle: makespan - busy,
         first_start: first - zero,
         last_end: last - zero,
         span_idle: last - first - busy,
-        peak_activations: f64::from(memory::peak_activations(schedule, rank)) / chunks as f64,
+        peak_activations: f64::from(memory::peak_activations(schedule, rank)) / per_microbatch as f64,
         memory: memory::of_rank(schedule, timeline, rank, position),
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! One law: an order is only what was written; whether it makes sense is for [`spec`](crate::spec) to say.
 
-use crate::action::{Action, ActionError, Op};
-use crate::ids::{Rank, Stage};
+use crate::action::{Action, ActionError, Op, parse_cell, write_cell};
+use crate::cells::Cells;
+use crate::ids::{Pipe, Rank};
 use crate::placement::Placement;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,8 +12,10 @@ use std::fmt::Write as _;
 /// The program of every rank for one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineOrder {
-    /// Microbatches of the step, `m` (times the accumulation rounds).
+    /// Microbatches of the step, `m` (times the accumulation rounds), all pipes together.
     pub microbatches: u32,
+    /// Sequence slices of each microbatch; 1 where microbatches are whole.
+    pub slices: u16,
     /// Which rank holds which stage.
     pub placement: Placement,
     /// Rank -> its actions in program order.
@@ -34,15 +37,29 @@ pub struct CellError {
 }
 
 impl PipelineOrder {
+    /// An order of whole microbatches.
+    pub fn new(microbatches: u32, placement: Placement, ranks: Vec<Vec<Action>>) -> Self {
+        Self { microbatches, slices: 1, placement, ranks }
+    }
+
+    /// The numbering of its (stage, microbatch) pairs.
+    pub fn cells(&self) -> Cells {
+        let pipes = self.placement.pipes();
+        let microbatches = self.microbatches / u32::try_from(pipes.len()).unwrap_or(1);
+        Cells { stages: self.placement.stages(), pipes, microbatches, slices: self.slices }
+    }
+
     /// The CSV form: one line a rank, cells separated by commas. `all` writes every action, else compute alone.
     pub fn to_csv(&self, all: bool) -> String {
         let mut csv = String::new();
         for actions in &self.ranks {
             let mut separator = "";
-            for action in actions.iter().filter(|a| all || a.op.is_compute()) {
-                // Writing to a String cannot fail.
-                let _ = write!(csv, "{separator}{action}");
-                separator = ",";
+            for cell in actions.chunk_by(|_, next| next.joins_previous) {
+                if all || cell.iter().all(|a| a.op.is_compute()) {
+                    // Writing to a String cannot fail.
+                    let _ = write!(csv, "{separator}{}", write_cell(cell));
+                    separator = ",";
+                }
             }
             csv.push('\n');
         }
@@ -70,8 +87,8 @@ impl PipelineOrder {
                 let text = cell.trim();
                 if !text.is_empty() && text != "." {
                     let start = at + (cell.len() - cell.trim_start().len());
-                    match text.parse() {
-                        Ok(action) => actions.push(action),
+                    match parse_cell(text) {
+                        Ok(parts) => actions.extend(parts),
                         Err(error) => {
                             let span = (start, text.len());
                             errors.push(CellError { line: row + 1, cell: column + 1, span, error });
@@ -85,7 +102,9 @@ impl PipelineOrder {
         }
         if errors.is_empty() {
             let placement = placement_as_written(&ranks);
-            Ok(Self { microbatches, placement, ranks })
+            let slices = ranks.iter().flatten().filter_map(|a: &Action| a.microbatch?.slice()).max();
+            let slices = slices.map_or(1, |last| last.saturating_add(1));
+            Ok(Self { microbatches, slices, placement, ranks })
         } else {
             Err(errors)
         }
@@ -110,19 +129,24 @@ impl PipelineOrder {
 /// A stage lives on the rank whose line names it most often, the first of several. Stages are counted up to the first
 /// number that no line names; what lies beyond it is left for the law to refuse.
 fn placement_as_written(ranks: &[Vec<Action>]) -> Placement {
-    let mut cells: BTreeMap<Stage, BTreeMap<Rank, usize>> = BTreeMap::new();
+    let mut cells: BTreeMap<(Pipe, u32), BTreeMap<Rank, usize>> = BTreeMap::new();
     for (r, actions) in ranks.iter().enumerate() {
-        for action in actions {
-            *cells.entry(action.stage).or_default().entry(Rank::at(r)).or_default() += 1;
+        for stage in actions.iter().map(|action| action.stage) {
+            *cells.entry((stage.pipe(), stage.number())).or_default().entry(Rank::at(r)).or_default() += 1;
         }
     }
-    let named = cells.iter().enumerate().take_while(|(s, (stage, _))| stage.index() == *s);
     let home = |by_rank: &BTreeMap<Rank, usize>| {
         let most = by_rank.values().max();
         by_rank.iter().find(|(_, n)| Some(*n) == most).map_or(Rank(0), |(rank, _)| *rank)
     };
-    let table = named.map(|(_, (_, by_rank))| home(by_rank)).collect();
-    Placement::table(Rank::at(ranks.len()).0, table)
+    let table = |pipe| (0..).map_while(|s| cells.get(&(pipe, s))).map(home).collect::<Vec<_>>();
+    let p = Rank::at(ranks.len()).0;
+    let (down, up) = (table(Pipe::Down), table(Pipe::Up));
+    if down.is_empty() && up.is_empty() {
+        Placement::table(p, table(Pipe::Only))
+    } else {
+        Placement::two_pipes(p, down, up)
+    }
 }
 
 #[cfg(test)]

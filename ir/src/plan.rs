@@ -3,24 +3,27 @@
 //! One law: every fault of a scenario is reported at once, at the knob the user wrote, with the nearest legal values.
 
 mod batch;
-mod costs;
 mod layout;
+mod unit_faults;
 
 pub use batch::Batch;
-pub use costs::UnitCosts;
 pub use layout::even_layout;
 
 use crate::action::Op;
+use crate::cost_table::CostTable;
 use crate::fault::{Fault, FilePlace};
 use crate::ids::{LayerRange, Stage};
 use crate::model::{ModelShape, StagePart};
 use crate::order::{CellError, PipelineOrder};
 use crate::passes;
 use crate::placement::Placement;
-use crate::scenario::{Attention, Dtype, Model, OptimizerName, Recompute, Scenario, ScheduleEntry, SequenceParallel};
+use crate::scenario::{
+    Attention, Dtype, Model, OptimizerName, PerRank, Recompute, Scenario, ScheduleEntry, SequenceParallel,
+};
 use crate::schedule::{Draft, Schedule};
-use crate::schedules::{self, Family, RANKS, ScheduleParams};
+use crate::schedules::{self, Chunks, Family, RANKS, ScheduleParams};
 use crate::spec::Violation;
+use crate::unit_costs::{StageTimes, UnitCosts};
 use crate::workload::Workload;
 
 /// One schedule of a scenario, resolved.
@@ -60,7 +63,7 @@ impl Plan {
     /// The part of the model that a stage holds.
     pub fn part(&self, stage: Stage) -> StagePart {
         let layers = self.layers.get(stage.index()).copied().unwrap_or_default();
-        StagePart { layers, embedding: stage == Stage(0), head: stage == self.placement().last() }
+        StagePart { layers, embedding: self.placement().is_first(stage), head: self.placement().is_last(stage) }
     }
 
     /// Whether the two copies of a tied embedding must be reduced.
@@ -74,6 +77,9 @@ impl Plan {
         let mut order = passes::accumulate(&self.order, self.batch.rounds);
         if !order.has(|op| op.is_send() || op.is_receive()) {
             order = passes::add_send_recv(&order);
+        }
+        if !order.has(|op| op == Op::ReduceGrad) {
+            order = passes::add_gradient_reduction(order);
         }
         if self.reduces_tied_embedding() && !order.has(|op| op == Op::ReduceTied) {
             order = passes::add_tied_reduction(order);
@@ -129,13 +135,13 @@ pub fn resolve(scenario: &Scenario, read: &dyn Fn(&str) -> Result<String, String
         let context = Context { scenario, ranks, batch, model: model.as_ref(), read };
         match resolve_entry(&context, i, entry) {
             Ok(plan) => {
-                costs::check_stages(scenario, &plan, &mut faults);
+                unit_faults::check_stages(scenario, &plan, &mut faults);
                 plans.push(plan);
             }
             Err(found) => faults.extend(found),
         }
     }
-    costs::check(scenario, &mut faults);
+    unit_faults::check(scenario, &mut faults);
     // Several schedules may stumble over the same knob: say it once.
     let mut unique: Vec<Fault> = Vec::new();
     for fault in faults {
@@ -169,17 +175,20 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
             return Err(vec![Fault::new(format!("{at}.csv"), "schedule::csv", message, "use \"name\": \"custom\"")]);
         }
         let own = entry.virtual_pipeline_model_parallel_size;
-        let chunks = own.or(parallel.virtual_pipeline_model_parallel_size.filter(|_| family.interleaves)).unwrap_or(1);
+        let chunks = own.unwrap_or_else(|| family.default_chunks(parallel.virtual_pipeline_model_parallel_size));
         let params = ScheduleParams {
             ranks: context.ranks,
             microbatches: context.batch.microbatches,
             chunks,
             microbatch_group_size: entry.microbatch_group_size_per_vp_stage,
+            num_seq_splits: entry.num_seq_splits,
+            times: times(context, &at, entry, chunks),
+            max_activations: entry.max_activations.as_ref().map(|limit| limit.each(context.ranks)),
         };
         let order = family
             .order(&params)
             .map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
-        (plan_name(family, chunks), family.name.to_owned(), chunks, order)
+        (plan_name(family, entry, chunks), family.name.to_owned(), chunks, order)
     };
     let all_microbatches = context.batch.microbatches.saturating_mul(context.batch.rounds);
     let too_large = schedules::size_faults(order.placement.ranks(), order.placement.stages(), all_microbatches);
@@ -226,15 +235,48 @@ fn job(context: &Context<'_>) -> String {
     format!("{model}; microbatch of {micro_batch_size} x {seq_length} tokens, fp32, {optimizer}")
 }
 
-fn plan_name(family: &Family, chunks: u32) -> String {
-    if family.interleaves { format!("{} v={chunks}", family.name) } else { family.name.to_owned() }
+/// The family's name with the knobs that tell two entries of one family apart.
+fn plan_name(family: &Family, entry: &ScheduleEntry, chunks: u32) -> String {
+    let mut name = family.name.to_owned();
+    if family.chunks == Chunks::Any {
+        name.push_str(&format!(" v={chunks}"));
+    }
+    if let Some(slices) = entry.num_seq_splits {
+        name.push_str(&format!(" k={slices}"));
+    }
+    match &entry.max_activations {
+        Some(PerRank::All(limit)) => name.push_str(&format!(" limit={limit}")),
+        Some(PerRank::Each(limits)) => {
+            let limits: Vec<String> = limits.iter().map(f64::to_string).collect();
+            name.push_str(&format!(" limit={}", limits.join(",")));
+        }
+        None => {}
+    }
+    name
+}
+
+/// What the tasks of a schedule take, for the families that adapt to it: the scenario's costs, and where it has none (they
+/// are measured later) F = I = W = 1. A table that cannot be read is reported by whoever predicts with it.
+fn times(context: &Context<'_>, at: &str, entry: &ScheduleEntry, chunks: u32) -> StageTimes {
+    let stages = context.ranks.saturating_mul(chunks);
+    let Some(costs) = &context.scenario.costs else {
+        return StageTimes::of(&UnitCosts::default(), context.ranks, stages.min(schedules::MAX_STAGES));
+    };
+    let measured = || {
+        let text = (context.read)(costs.file.as_deref()?).ok()?;
+        let table: CostTable = serde_json::from_str(&text).ok()?;
+        let layers = layout::resolve(context.model?, &context.scenario.parallel, at, entry, stages, chunks).ok()?;
+        StageTimes::measured(&table, &layers)
+    };
+    measured()
+        .unwrap_or_else(|| StageTimes::of(&UnitCosts::from(costs), context.ranks, stages.min(schedules::MAX_STAGES)))
 }
 
 /// A fault of a knob that this entry overrides is a fault of the entry.
 fn relocate(mut fault: Fault, at: &str, entry: &ScheduleEntry) -> Fault {
     let own = match fault.path.as_str() {
         schedules::CHUNKS => entry.virtual_pipeline_model_parallel_size.map(|_| "virtual_pipeline_model_parallel_size"),
-        schedules::GROUP => Some(schedules::GROUP),
+        knob @ (schedules::GROUP | schedules::SLICES | schedules::LIMIT) => Some(knob),
         _ => None,
     };
     if let Some(key) = own {

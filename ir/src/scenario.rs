@@ -4,7 +4,7 @@
 
 mod entry;
 
-pub use entry::ScheduleEntry;
+pub use entry::{PerRank, ScheduleEntry};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -64,8 +64,26 @@ pub struct Costs {
     pub optimizer: Option<f64>,
     /// Unit: multiplies every compute cost of stage `s`; one entry a stage (`p v`).
     pub stage_scale: Option<Vec<f64>>,
+    /// How the parts of a compound action run (DualPipe's overlapped F and B). Default `sequential`.
+    pub overlap: Option<Overlap>,
+    /// Unit, with `"overlap": "overlapped"`: how long an F and a B that overlap take together, on a rank's whole share;
+    /// measured, it lies between the longer of the two and their sum.
+    pub overlapped_forward_backward: Option<f64>,
     /// Table: path of the cost table, relative to the scenario.
     pub file: Option<String>,
+}
+
+/// How the parts of a compound action run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overlap {
+    /// One after another, each as soon as its own inputs are there.
+    #[default]
+    Sequential,
+    /// All together once the inputs of all are there, in the sum of their times: no gain from the overlap.
+    Atomic,
+    /// All together, in the measured time `overlapped_forward_backward`.
+    Overlapped,
 }
 
 /// The shape of a GPT, with Megatron's names.

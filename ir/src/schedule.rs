@@ -3,9 +3,14 @@
 //! One law: [`Draft::check`] is the only gate into [`Schedule`]; nothing past it validates again. A draft can be built
 //! from any order at all, however wrong, so that every fault can be reported at once.
 
+mod index;
 mod lower;
 
-use crate::ids::{BufferId, Rank, Stage, TaskId};
+pub(crate) use index::Index;
+pub(crate) use lower::same_collective;
+
+use crate::cells::Cells;
+use crate::ids::{BufferId, Microbatch, Pipe, Rank, Stage, TaskId};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 use crate::spec::{self, Semantics, Violation};
@@ -29,6 +34,7 @@ pub struct Draft {
     pub(crate) effects_start: Vec<u32>,
     /// Buffers that exist before and after the step: (rank, stage, class, bytes).
     pub(crate) persistent: Vec<(Rank, Stage, MemoryClass, u64)>,
+    pub(crate) index: Index,
 }
 
 /// A checked task graph: what both engines run.
@@ -125,9 +131,20 @@ impl Schedule {
         &self.draft.placement
     }
 
-    /// Microbatches of the step, accumulation rounds included.
+    /// Microbatches of the step, accumulation rounds and both pipes included.
     pub fn microbatches(&self) -> u32 {
         self.draft.microbatches
+    }
+
+    /// The numbering of its (stage, microbatch) pairs.
+    pub fn cells(&self) -> Cells {
+        self.draft.index.cells
+    }
+
+    /// Which of the step's microbatches the `microbatch` of a stage's pipe is: the upward pipe has the second half.
+    pub fn sample(&self, stage: Stage, microbatch: Microbatch) -> u32 {
+        let before = if stage.pipe() == Pipe::Up { self.cells().microbatches } else { 0 };
+        before + microbatch.number()
     }
 
     /// Number of ranks.

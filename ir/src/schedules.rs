@@ -12,9 +12,10 @@ mod warmup;
 
 use crate::fault::Fault;
 use crate::order::PipelineOrder;
+use crate::unit_costs::{StageTimes, UnitCosts};
 
 /// What a family is built from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleParams {
     /// Pipeline ranks `p`.
     pub ranks: u32,
@@ -25,13 +26,52 @@ pub struct ScheduleParams {
     /// Megatron's `microbatch_group_size_per_vp_stage` `g`: how many microbatches a chunk takes before the next
     /// chunk's turn. `None` is the strict form, `g = p`.
     pub microbatch_group_size: Option<u32>,
+    /// Sequence slices of each microbatch, for Seq1F1B.
+    pub num_seq_splits: Option<u16>,
+    /// What the tasks take, one entry a stage, for the families that adapt to it.
+    pub times: StageTimes,
+    /// Most activations that each rank may hold, in microbatches of its whole share: one entry a rank. `None` is the
+    /// family's own limit.
+    pub max_activations: Option<Vec<f64>>,
 }
 
 impl ScheduleParams {
-    /// `p` ranks, `m` microbatches, `v` chunks, strict groups.
+    /// `p` ranks, `m` microbatches, `v` chunks; strict groups, F = I = W = 1, no hop, the family's own memory limit.
     pub fn new(ranks: u32, microbatches: u32, chunks: u32) -> Self {
-        Self { ranks, microbatches, chunks, microbatch_group_size: None }
+        let times = StageTimes::of(&UnitCosts::default(), ranks, ranks.saturating_mul(chunks).min(MAX_STAGES));
+        let (microbatch_group_size, num_seq_splits, max_activations) = (None, None, None);
+        Self { ranks, microbatches, chunks, microbatch_group_size, num_seq_splits, times, max_activations }
     }
+}
+
+/// More stages than any legal plan has.
+pub(crate) const MAX_STAGES: u32 = 1 << 21;
+
+/// How many chunks of layers a rank holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunks {
+    /// One.
+    One,
+    /// Two, down the ranks and back up.
+    Two,
+    /// Any number.
+    Any,
+}
+
+/// The knobs of `schedules` that a family takes beside its chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Knobs {
+    /// `microbatch_group_size_per_vp_stage`.
+    pub group: bool,
+    /// `num_seq_splits`.
+    pub slices: bool,
+    /// `max_activations`: it adapts to a memory limit, and to the costs.
+    pub limit: bool,
+}
+
+impl Knobs {
+    /// None of them.
+    pub(crate) const NONE: Self = Self { group: false, slices: false, limit: false };
 }
 
 /// One row of the table.
@@ -48,9 +88,11 @@ pub struct Family {
     pub makespan: &'static str,
     /// Most activations alive on rank `r`, in chunks.
     pub peak_activations: &'static str,
-    /// Whether a rank may hold more than one chunk.
-    pub interleaves: bool,
-    /// Every fault of the parameters beyond `p, m, v >= 1` and `v = 1` where the family does not interleave.
+    /// How many chunks a rank holds.
+    pub chunks: Chunks,
+    /// What else can be set.
+    pub knobs: Knobs,
+    /// Every fault of the parameters beyond `p, m, v >= 1`, chunks and knobs that the family does not take.
     constraints: fn(&ScheduleParams) -> Vec<Fault>,
     /// The order itself, for legal parameters.
     order: fn(&ScheduleParams) -> PipelineOrder,
@@ -68,6 +110,10 @@ pub(crate) const RANKS: &str = "parallel.pipeline_model_parallel_size";
 pub(crate) const CHUNKS: &str = "parallel.virtual_pipeline_model_parallel_size";
 /// JSON key of the group size, in an entry of `schedules`.
 pub(crate) const GROUP: &str = "microbatch_group_size_per_vp_stage";
+/// JSON key of the sequence slices, in an entry of `schedules`.
+pub(crate) const SLICES: &str = "num_seq_splits";
+/// JSON key of the memory limit, in an entry of `schedules`.
+pub(crate) const LIMIT: &str = "max_activations";
 
 /// The family called `name`, whichever way it is spelt: case, `-`, `_` and blanks do not count.
 pub fn find(name: &str) -> Option<&'static Family> {
@@ -93,19 +139,64 @@ impl Family {
         }
         // Larger plans than this would not fit in memory as a task graph; refuse them before trying.
         faults.extend(size_faults(params.ranks, params.ranks.saturating_mul(params.chunks), params.microbatches));
-        if !self.interleaves && params.chunks > 1 {
-            let message = format!("{} holds one chunk a rank, not {}", self.name, params.chunks);
-            let help = "leave virtual_pipeline_model_parallel_size out, or use interleaved-1f1b";
-            faults.push(Fault::new(CHUNKS, "schedule::chunks", message, help));
+        faults.extend(self.chunk_fault(params));
+        for (given, taken, knob) in [
+            (params.microbatch_group_size.is_some(), self.knobs.group, GROUP),
+            (params.num_seq_splits.is_some(), self.knobs.slices, SLICES),
+            (params.max_activations.is_some(), self.knobs.limit, LIMIT),
+        ] {
+            if given && !taken {
+                let takers: Vec<&str> = FAMILIES.iter().filter(|f| f.takes(knob)).map(|f| f.name).collect();
+                let message = format!("{} does not take {knob}", self.name);
+                let help = format!("leave it out; it is for {}", takers.join(", "));
+                faults.push(Fault::new(knob, "schedule::knob", message, help));
+            }
         }
-        if !self.interleaves && params.microbatch_group_size.is_some() {
-            let message = format!("{} has no microbatch groups", self.name);
-            faults.push(Fault::new(GROUP, "schedule::group", message, "leave it out, or use interleaved-1f1b"));
-        }
+        faults.extend(limit_fault(params));
         if faults.is_empty() {
             faults = (self.constraints)(params);
         }
         faults
+    }
+
+    fn takes(&self, knob: &str) -> bool {
+        match knob {
+            GROUP => self.knobs.group,
+            SLICES => self.knobs.slices,
+            _ => self.knobs.limit,
+        }
+    }
+
+    fn chunk_fault(&self, params: &ScheduleParams) -> Option<Fault> {
+        let v = params.chunks;
+        let (wrong, message, help) = match self.chunks {
+            Chunks::Any => return None,
+            Chunks::One => (
+                v > 1,
+                format!("{} holds one chunk a rank, not {v}", self.name),
+                "leave virtual_pipeline_model_parallel_size out, or use interleaved-1f1b".to_owned(),
+            ),
+            Chunks::Two => (
+                v > 0 && v != 2,
+                format!(
+                    "{} needs 2 stages a rank = {} stages (down the ranks and back up), not {}",
+                    self.name,
+                    u64::from(params.ranks) * 2,
+                    u64::from(params.ranks) * u64::from(v)
+                ),
+                "set virtual_pipeline_model_parallel_size to 2, or leave it out of this entry".to_owned(),
+            ),
+        };
+        wrong.then(|| Fault::new(CHUNKS, "schedule::chunks", message, help))
+    }
+
+    /// Chunks a rank, unless an entry says otherwise: `parallel`'s, for the families that let one choose.
+    pub fn default_chunks(&self, parallel: Option<u32>) -> u32 {
+        match self.chunks {
+            Chunks::One => 1,
+            Chunks::Two => parallel.unwrap_or(2),
+            Chunks::Any => parallel.unwrap_or(1),
+        }
     }
 
     /// The order of compute actions.
@@ -116,6 +207,19 @@ impl Family {
         let faults = self.faults(params);
         if faults.is_empty() { Ok((self.order)(params)) } else { Err(faults) }
     }
+}
+
+/// One positive number a rank.
+fn limit_fault(params: &ScheduleParams) -> Option<Fault> {
+    let limits = params.max_activations.as_ref()?;
+    let p = params.ranks;
+    let message = if limits.len() != p as usize {
+        format!("{LIMIT} has {} entries for {p} ranks", limits.len())
+    } else {
+        let wrong = limits.iter().find(|limit| !(**limit > 0.0 && limit.is_finite()))?;
+        format!("{LIMIT} is {wrong}; a rank must hold something")
+    };
+    Some(Fault::new(LIMIT, "schedule::limit", message, format!("write one number above 0, or {p} of them")))
 }
 
 /// Most ranks of a pipeline that are accepted.

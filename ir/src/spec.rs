@@ -75,6 +75,11 @@ pub enum Rule {
     /// R13: reductions and optimizer steps come after the last gradient of their stage; with an optimizer at all,
     /// every stage has exactly one.
     StepEnd,
+    /// R14: slices of a microbatch go forward in order and backward in the opposite order: a slice attends to those
+    /// before it.
+    SliceOrder,
+    /// R15: the parts of a compound action are compute and stand side by side on one rank.
+    Compound,
 }
 
 impl Rule {
@@ -94,6 +99,8 @@ impl Rule {
             Rule::Collective => "R11 collective",
             Rule::Buffers => "R12 buffers",
             Rule::StepEnd => "R13 step-end",
+            Rule::SliceOrder => "R14 slice-order",
+            Rule::Compound => "R15 compound",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a node of the schedule DAG is: a task, its edges and what it does to memory.
 
 use crate::action::{Action, Op};
-use crate::ids::{BufferId, LayerRange, Rank};
+use crate::ids::{BufferId, LayerRange, Rank, TaskId};
 use serde::{Deserialize, Serialize};
 
 /// A stream of a rank. Tasks of one lane run one after another, in program order.
@@ -14,7 +14,7 @@ pub enum Lane {
     Send,
     /// Point-to-point receives.
     Receive,
-    /// Collectives of the embedding group.
+    /// Reductions over several ranks.
     Collective,
 }
 
@@ -27,7 +27,7 @@ impl Lane {
         match op {
             Op::SendForward | Op::SendBackward => Lane::Send,
             Op::RecvForward | Op::RecvBackward => Lane::Receive,
-            Op::ReduceTied => Lane::Collective,
+            Op::ReduceGrad | Op::ReduceTied => Lane::Collective,
             _ => Lane::Compute,
         }
     }
@@ -87,6 +87,8 @@ pub struct Task {
     pub work: Work,
     /// Size of the message \[B\], 0 for compute.
     pub payload: u64,
+    /// The first part of the compound action that it is a part of, itself if it is the first.
+    pub group: Option<TaskId>,
 }
 
 impl Task {

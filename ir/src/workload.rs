@@ -53,4 +53,18 @@ impl Workload {
     pub fn stage(&self, stage: Stage) -> StageWorkload {
         self.stages.get(stage.index()).copied().unwrap_or_default()
     }
+
+    /// The workload of one of `slices` equal sequence slices: what one microbatch makes is shared out, what a stage
+    /// holds is not.
+    pub(crate) fn sliced(&self, slices: u16) -> Self {
+        let share = |bytes: u64| bytes.div_ceil(u64::from(slices.max(1)));
+        let stage = |s: &StageWorkload| StageWorkload {
+            activations: share(s.activations),
+            logits: share(s.logits),
+            output: share(s.output),
+            forward_flops: s.forward_flops / f64::from(slices.max(1)),
+            ..*s
+        };
+        Self { rank_overhead: self.rank_overhead, stages: self.stages.iter().map(stage).collect() }
+    }
 }

@@ -3,9 +3,9 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pipewright_ir::passes::{add_optimizer_step, add_send_recv};
-use pipewright_ir::plan::UnitCosts;
 use pipewright_ir::schedule::{Draft, Schedule};
 use pipewright_ir::schedules::{ScheduleParams, find};
+use pipewright_ir::unit_costs::UnitCosts;
 use pipewright_ir::workload::Workload;
 use pipewright_sim::{Engine, Options, cost::UnitCost};
 use std::hint::black_box;
@@ -18,7 +18,7 @@ fn build(p: u32, m: u32) -> Schedule {
 
 fn compile(schedule: &Schedule) -> Engine {
     let mut engine = Engine::new(schedule);
-    engine.set_costs(schedule, &UnitCost::new(&UnitCosts::default(), schedule.placement()));
+    engine.set_costs(schedule, &UnitCost::new(&UnitCosts::default(), schedule));
     engine
 }
 

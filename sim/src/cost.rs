@@ -13,6 +13,11 @@ pub trait CostModel {
     /// Time for which the task occupies its lane.
     fn duration(&self, task: &Task) -> f64;
 
+    /// Time of a compound action whose parts run together; without anything better known, the sum of the parts.
+    fn compound(&self, parts: &[&Task]) -> f64 {
+        parts.iter().map(|task| self.duration(task)).sum()
+    }
+
     /// From the end of a transfer's first task to the moment its second may start. Occupies no lane.
     fn latency(&self, receiver: &Task) -> f64;
 }

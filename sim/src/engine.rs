@@ -10,8 +10,9 @@ use petgraph::Direction;
 use petgraph::visit::EdgeRef;
 use pipewright_ir::ids::TaskId;
 use pipewright_ir::schedule::Schedule;
-use pipewright_ir::task::{Dep, Lane};
+use pipewright_ir::task::{Dep, Lane, Task};
 use pipewright_ir::timeline::{Source, Span, Timeline};
+use std::ops::Range;
 
 /// A schedule compiled for simulation.
 ///
@@ -30,6 +31,8 @@ pub struct Engine {
     transfers: Vec<(u32, TaskId)>,
     /// Duration of the k-th task in order.
     pub(crate) duration: Vec<f64>,
+    /// Compound actions: where the parts stand in `order`, side by side, and how long they take together.
+    compounds: Vec<(usize, usize, f64)>,
     /// Last task of each lane slot.
     pub(crate) lane_tails: Vec<Option<u32>>,
     /// Whether a task runs on a compute lane.
@@ -51,6 +54,7 @@ impl Engine {
             latency: Vec::new(),
             transfers: Vec::new(),
             duration: vec![0.0; tasks],
+            compounds: compounds(schedule),
             lane_tails: vec![None; lanes],
             is_compute: schedule.tasks().map(|(_, t)| t.lane == Lane::Compute).collect(),
         };
@@ -87,6 +91,10 @@ impl Engine {
         for (entry, receiver) in &self.transfers {
             self.latency[*entry as usize] = cost.latency(schedule.task(*receiver));
         }
+        for (first, end, duration) in &mut self.compounds {
+            let parts: Vec<&Task> = self.order[*first..*end].iter().map(|id| schedule.task(TaskId(*id))).collect();
+            *duration = cost.compound(&parts);
+        }
     }
 
     /// Runs all steps.
@@ -99,7 +107,8 @@ impl Engine {
                 for slice in spans.chunks_exact_mut(self.tasks.max(1)) {
                     match machine {
                         Some(machine) => shared::run(self, machine, &mut ends, slice),
-                        None => self.run_step(&mut ends, slice),
+                        None if options.compound => self.run_step_with_compounds(&mut ends, slice),
+                        None => self.run_range(0..self.tasks, &mut ends, slice),
                     }
                     self.carry_over(&mut ends, options.barrier);
                 }
@@ -108,20 +117,52 @@ impl Engine {
         Timeline { source: Source::Predicted, tasks: self.tasks, spans, memory: Vec::new() }
     }
 
-    fn run_step(&self, ends: &mut [f64], spans: &mut [Span]) {
-        for (k, id) in self.order.iter().enumerate() {
-            let range = self.start[k] as usize..self.start[k + 1] as usize;
-            let mut start = 0.0;
-            for (predecessor, latency) in self.predecessors[range.clone()].iter().zip(&self.latency[range]) {
-                let ready = ends[*predecessor as usize] + latency;
-                if ready > start {
-                    start = ready;
-                }
-            }
+    /// Runs the tasks of a stretch of `order` one by one.
+    fn run_range(&self, range: Range<usize>, ends: &mut [f64], spans: &mut [Span]) {
+        for k in range {
+            let start = self.ready(k, ends, |_| true);
             let end = start + self.duration[k];
-            ends[*id as usize] = end;
-            spans[*id as usize] = Span { start, end };
+            let id = self.order[k] as usize;
+            ends[id] = end;
+            spans[id] = Span { start, end };
         }
+    }
+
+    /// When the inputs and the lane of the k-th task in order are there, of the predecessors that `counts`.
+    fn ready(&self, k: usize, ends: &[f64], counts: impl Fn(u32) -> bool) -> f64 {
+        let range = self.start[k] as usize..self.start[k + 1] as usize;
+        let mut start = 0.0;
+        for (predecessor, latency) in self.predecessors[range.clone()].iter().zip(&self.latency[range]) {
+            let ready = ends[*predecessor as usize] + latency;
+            if ready > start && counts(*predecessor) {
+                start = ready;
+            }
+        }
+        start
+    }
+
+    /// One step in which the parts of a compound action start and end together. Each part's span is its share of the
+    /// whole, in order, so that the spans of a lane never overlap; whoever waits for a part waits for the whole.
+    fn run_step_with_compounds(&self, ends: &mut [f64], spans: &mut [Span]) {
+        let mut next = 0;
+        for (first, last, duration) in &self.compounds {
+            self.run_range(next..*first, ends, spans);
+            next = *last;
+            let parts = &self.order[*first..*last];
+            let others = |id: u32| !parts.contains(&id);
+            let start = (*first..*last).map(|k| self.ready(k, ends, others)).fold(0.0, f64::max);
+            let end = start + duration;
+            let sum: f64 = self.duration[*first..*last].iter().sum();
+            let stretch = if sum > 0.0 { duration / sum } else { 0.0 };
+            let mut at = start;
+            for (k, id) in (*first..*last).zip(parts) {
+                let until = if k + 1 == *last { end } else { at + self.duration[k] * stretch };
+                ends[*id as usize] = end;
+                spans[*id as usize] = Span { start: at, end: until };
+                at = until;
+            }
+        }
+        self.run_range(next..self.tasks, ends, spans);
     }
 
     /// When each lane is free for the next step.
@@ -136,4 +177,18 @@ impl Engine {
             };
         }
     }
+}
+
+/// The compound actions in topological order, without their durations. The law puts their parts side by side there.
+fn compounds(schedule: &Schedule) -> Vec<(usize, usize, f64)> {
+    let group = |id: &TaskId| schedule.task(*id).group;
+    let mut compounds = Vec::new();
+    let mut at = 0;
+    for parts in schedule.topological().chunk_by(|a, b| group(a).is_some() && group(a) == group(b)) {
+        if parts.len() > 1 {
+            compounds.push((at, at + parts.len(), 0.0));
+        }
+        at += parts.len();
+    }
+    compounds
 }

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use pipewright_ir::passes::add_send_recv;
-//! use pipewright_ir::plan::UnitCosts;
+//! use pipewright_ir::unit_costs::UnitCosts;
 //! use pipewright_ir::schedule::Draft;
 //! use pipewright_ir::schedules::{ScheduleParams, find};
 //! use pipewright_ir::workload::Workload;
@@ -13,7 +13,7 @@
 //!
 //! let order = find("1f1b").unwrap().order(&ScheduleParams::new(4, 8, 1)).unwrap();
 //! let schedule = Draft::lower(&add_send_recv(&order), &Workload::abstract_stages(4)).seal().unwrap();
-//! let cost = UnitCost::new(&UnitCosts::default(), schedule.placement());
+//! let cost = UnitCost::new(&UnitCosts::default(), &schedule);
 //! let timeline = simulate(&schedule, &cost, &Options::default());
 //! assert_eq!(timeline.makespan(), 33.0); // (m + p - 1)(F + B) = 11 x 3
 //! ```
@@ -41,11 +41,14 @@ pub struct Options {
     /// How much longer a compute task takes for each further one that runs at the same time, as a share of its time
     /// alone. 0 is no contention.
     pub contention: f64,
+    /// Whether the parts of a compound action run as one: together from when the inputs of all are there. Otherwise one
+    /// after another. Ranks that share a machine always run them one after another.
+    pub compound: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { steps: 1, barrier: false, cores: None, contention: 0.0 }
+        Self { steps: 1, barrier: false, cores: None, contention: 0.0, compound: false }
     }
 }
 

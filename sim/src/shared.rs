@@ -155,9 +155,9 @@ impl Waiting {
 mod tests {
     use crate::cost::UnitCost;
     use crate::{Options, simulate};
-    use pipewright_ir::plan::UnitCosts;
     use pipewright_ir::schedule::{Draft, Schedule};
     use pipewright_ir::schedules::{ScheduleParams, find};
+    use pipewright_ir::unit_costs::UnitCosts;
     use pipewright_ir::workload::Workload;
 
     /// GPipe's compute actions alone: every rank has something to do most of the time.
@@ -169,7 +169,7 @@ mod tests {
 
     fn makespan(ranks: u32, microbatches: u32, cores: Option<u32>, contention: f64) -> f64 {
         let schedule = schedule(ranks, microbatches);
-        let cost = UnitCost::new(&UnitCosts::default(), schedule.placement());
+        let cost = UnitCost::new(&UnitCosts::default(), &schedule);
         simulate(&schedule, &cost, &Options { cores, contention, ..Options::default() }).makespan()
     }
 

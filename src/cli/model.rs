@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ModelArgs) -> Result<u8, Failure> {
         return Err(Failure::Usage { message: "the scenario has no model".to_owned(), help: help.to_owned() });
     };
     let stage = |s: u32| {
-        let part = plan.part(Stage(s));
+        let part = plan.part(Stage::new(s));
         StageRow { stage: s, layers: [part.layers.start, part.layers.end], parameters: model.part_parameters(part) }
     };
     let answer = Answer {

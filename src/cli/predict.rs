@@ -4,10 +4,11 @@ use super::failure::Failure;
 use super::load::Loaded;
 use pipewright::ir::cost_table::CostTable;
 use pipewright::ir::metrics::Metrics;
-use pipewright::ir::plan::{Plan, UnitCosts};
+use pipewright::ir::plan::Plan;
 use pipewright::ir::scenario::CostModelName;
 use pipewright::ir::schedule::Schedule;
 use pipewright::ir::timeline::Timeline;
+use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::Workload;
 use pipewright::sim::cost::{CostModel, TableCost, UnitCost, workload_of};
 use pipewright::sim::{Options, simulate};
@@ -83,7 +84,7 @@ impl Costs {
         let table;
         let cost: &dyn CostModel = match self {
             Costs::Unit(costs) => {
-                unit = UnitCost::new(costs, plan.placement());
+                unit = UnitCost::new(costs, &schedule);
                 &unit
             }
             Costs::Table(costs) => {

@@ -156,7 +156,7 @@ const LABEL_ROOM: f64 = 2.5;
 
 /// Whether any message takes long enough to be seen.
 fn messages_take_time(run: &Run<'_>) -> bool {
-    [Op::SendForward, Op::RecvForward, Op::ReduceTied].into_iter().any(|op| occurs(run, op))
+    [Op::SendForward, Op::RecvForward, Op::ReduceGrad, Op::ReduceTied].into_iter().any(|op| occurs(run, op))
 }
 
 /// The legend of one or more runs: what occurs in them.
@@ -170,6 +170,7 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
         (Op::OptimizerStep, "optimizer"),
         (Op::SendForward, "send"),
         (Op::RecvForward, "receive"),
+        (Op::ReduceGrad, "gradient reduction"),
         (Op::ReduceTied, "tied embedding reduction"),
     ];
     let mut entries = Vec::new();

@@ -107,9 +107,9 @@ fn add_spans(events: &mut Vec<Timed>, run: &Run<'_>, clock: Clock) {
             let (start, end) = (clock.at(span.start), clock.at(span.end));
             let mut args = Map::new();
             args.insert("step".to_owned(), json!(step));
-            args.insert("stage".to_owned(), json!(task.action.stage.0));
+            args.insert("stage".to_owned(), json!(task.action.stage.number()));
             if let Some(microbatch) = task.action.microbatch {
-                args.insert("microbatch".to_owned(), json!(microbatch.0));
+                args.insert("microbatch".to_owned(), json!(microbatch.number()));
             }
             if task.payload > 0 {
                 args.insert("bytes".to_owned(), json!(task.payload));

@@ -5,11 +5,11 @@ use pipewright::ir::memory;
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::add_send_recv;
-use pipewright::ir::plan::UnitCosts;
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{ScheduleParams, find};
 use pipewright::ir::task::{Lane, MemoryClass};
 use pipewright::ir::timeline::Timeline;
+use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use pipewright::sim::cost::UnitCost;
 use pipewright::sim::{Options, simulate};
@@ -42,7 +42,7 @@ pub(crate) fn run(order: &PipelineOrder, costs: &UnitCosts, options: &Options) -
     let stage = StageWorkload { activations: 1, ..StageWorkload::default() };
     let workload = Workload { stages: vec![stage; order.placement.stages() as usize], ..Workload::default() };
     let schedule = Draft::lower(&add_send_recv(order), &workload).seal().unwrap();
-    let timeline = simulate(&schedule, &UnitCost::new(costs, schedule.placement()), options);
+    let timeline = simulate(&schedule, &UnitCost::new(costs, &schedule), options);
     let metrics = Metrics::of(&schedule, &timeline);
     Run { schedule, timeline, metrics }
 }

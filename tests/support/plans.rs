@@ -3,9 +3,9 @@
 use pipewright::ir::action::{Action, Op};
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::{accumulate, add_optimizer_step, add_send_recv, add_tied_reduction};
-use pipewright::ir::plan::UnitCosts;
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{FAMILIES, ScheduleParams};
+use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ fn legal_params(p: u32, m: u32, v: u32, family: usize) -> Vec<ScheduleParams> {
 pub(crate) fn any_order() -> impl Strategy<Value = PipelineOrder> {
     (0..FAMILIES.len(), 1_u32..=8, 1_u32..=24, 1_u32..=4, any::<prop::sample::Index>()).prop_map(
         |(family, p, m, v, g)| {
-            let v = if FAMILIES[family].interleaves { v } else { 1 };
+            let v = FAMILIES[family].default_chunks(Some(v));
             let legal = legal_params(p, m, v, family);
             FAMILIES[family].order(&legal[g.index(legal.len())]).unwrap()
         },
@@ -131,6 +131,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                     hop: costs[3],
                     optimizer: costs[4],
                     stage_scale,
+                    overlapped_forward_backward: None,
                 };
                 Plan { order, program, costs, workload: Workload { stages, ..Workload::default() }, steps, barrier }
             },

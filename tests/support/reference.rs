@@ -82,8 +82,8 @@ impl<'a> Reference<'a> {
                 let reductions = self.reductions.iter().copied().filter(|(r, _)| *r == rank);
                 gradients(stage).chain(reductions).map(|place| (place, false)).collect()
             }
-            Op::ReduceTied => {
-                let ends = [Stage(0), self.placement().last()].into_iter().flat_map(gradients);
+            Op::ReduceGrad | Op::ReduceTied => {
+                let ends = [Stage::new(0), Stage::new(self.placement().stages() - 1)].into_iter().flat_map(gradients);
                 ends.map(|place| (place, place.0 != rank)).collect()
             }
         }
@@ -107,7 +107,7 @@ impl<'a> Reference<'a> {
         let queue = match (semantics, action.op) {
             (Semantics::Rendezvous, _) => 0,
             (_, op) if op.is_compute() || op == Op::OptimizerStep => 0,
-            (_, Op::ReduceTied) => 1,
+            (_, op) if op.is_collective() => 1,
             // Messages of one channel stay in order; what comes from another rank does not hold them up.
             (Semantics::StreamFifo, _) => peer,
             (Semantics::Eager, op) => {
@@ -205,7 +205,7 @@ impl<'a> Reference<'a> {
     /// Whether times obey what a training step is: every forward and backward once, each after what it needs.
     pub(crate) fn check_step(&self, times: &BTreeMap<Place, (f64, f64)>, hop: f64) -> Result<(), String> {
         for (stage, microbatch) in (0..self.placement().stages())
-            .flat_map(|s| (0..self.order.microbatches).map(move |m| (Stage(s), Microbatch(m))))
+            .flat_map(|s| (0..self.order.microbatches).map(move |m| (Stage::new(s), Microbatch::new(m))))
         {
             let home = self.placement().rank_of(stage).unwrap();
             let at =

@@ -6,7 +6,8 @@
 //! with sends that wait for their receive.
 
 use crate::action::{Action, Op};
-use crate::ids::{Microbatch, Rank};
+use crate::cells::Cells;
+use crate::ids::Rank;
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 
@@ -15,14 +16,16 @@ use crate::placement::Placement;
 /// receives before and their sends after them, for the law to explain.
 pub fn add_send_recv(order: &PipelineOrder) -> PipelineOrder {
     let mut pass = Pass::new(order);
-    let mut next = vec![0; order.ranks.len()];
+    let mut left: Vec<&[Action]> = order.ranks.iter().map(Vec::as_slice).collect();
     loop {
         let mut progress = false;
-        for (r, actions) in order.ranks.iter().enumerate() {
-            let Some(action) = actions.get(next[r]) else { continue };
-            if pass.ready(action) {
-                pass.place(Rank::at(r), *action);
-                next[r] += 1;
+        for (r, left) in left.iter_mut().enumerate() {
+            // A compound action waits for all its inputs and goes as one.
+            let parts = 1 + left.iter().skip(1).take_while(|a| a.joins_previous).count();
+            let Some((cell, rest)) = left.split_at_checked(parts) else { continue };
+            if pass.ready(cell) {
+                pass.place(Rank::at(r), cell);
+                *left = rest;
                 progress = true;
             }
         }
@@ -30,12 +33,12 @@ pub fn add_send_recv(order: &PipelineOrder) -> PipelineOrder {
             break;
         }
     }
-    for (r, actions) in order.ranks.iter().enumerate() {
-        for action in actions.get(next[r]..).unwrap_or_default() {
-            pass.place_stuck(Rank::at(r), *action);
+    for (r, left) in left.into_iter().enumerate() {
+        for cell in left.chunk_by(|_, next| next.joins_previous) {
+            pass.place_stuck(Rank::at(r), cell);
         }
     }
-    PipelineOrder { microbatches: order.microbatches, placement: order.placement.clone(), ranks: pass.ranks }
+    PipelineOrder { ranks: pass.ranks, ..order.clone() }
 }
 
 /// A message that an action causes: the send, the receive, and the receiver.
@@ -47,7 +50,7 @@ struct Message {
 
 struct Pass<'a> {
     placement: &'a Placement,
-    microbatches: u32,
+    cells: Cells,
     ranks: Vec<Vec<Action>>,
     /// (stage, microbatch) whose forward, or whose input gradient, has its place.
     forward_done: Vec<bool>,
@@ -56,72 +59,71 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(order: &'a PipelineOrder) -> Self {
-        let cells = order.placement.stages() as usize * order.microbatches as usize;
+        let cells = order.cells();
         Self {
             placement: &order.placement,
-            microbatches: order.microbatches,
+            cells,
             ranks: order.ranks.iter().map(|actions| Vec::with_capacity(actions.len() * 3)).collect(),
-            forward_done: vec![false; cells],
-            backward_done: vec![false; cells],
+            forward_done: vec![false; cells.len()],
+            backward_done: vec![false; cells.len()],
         }
     }
 
-    fn cell(&self, stage: crate::ids::Stage, microbatch: Microbatch) -> Option<usize> {
-        let inside = stage.0 < self.placement.stages() && microbatch.0 < self.microbatches;
-        inside.then(|| stage.index() * self.microbatches as usize + microbatch.index())
+    /// Whether what the parts take from a neighbouring stage has its place already, or is made by a part before.
+    fn ready(&self, parts: &[Action]) -> bool {
+        parts.iter().enumerate().all(|(i, action)| {
+            let Some(microbatch) = action.microbatch else { return true };
+            let forward = action.op == Op::Forward;
+            let (neighbour, done) = match action.op {
+                Op::Forward => (self.placement.previous(action.stage), &self.forward_done),
+                op if op.makes_input_gradient() => (self.placement.next(action.stage), &self.backward_done),
+                _ => return true,
+            };
+            let Some(neighbour) = neighbour else { return true };
+            let makes = |a: &Action| if forward { a.op == Op::Forward } else { a.op.makes_input_gradient() };
+            self.cells.index(neighbour, microbatch).is_none_or(|cell| done[cell])
+                || parts[..i].iter().any(|a| a.stage == neighbour && a.microbatch == Some(microbatch) && makes(a))
+        })
     }
 
-    /// Whether what the action takes from a neighbouring stage has its place already.
-    fn ready(&self, action: &Action) -> bool {
-        let Some(microbatch) = action.microbatch else { return true };
-        let (neighbour, done) = match action.op {
-            Op::Forward => (self.placement.previous(action.stage), &self.forward_done),
-            Op::FullBackward | Op::BackwardInput => (self.placement.next(action.stage), &self.backward_done),
-            _ => return true,
-        };
-        neighbour.and_then(|s| self.cell(s, microbatch)).is_none_or(|cell| done[cell])
-    }
-
-    fn place(&mut self, rank: Rank, action: Action) {
-        self.ranks[rank.index()].push(action);
-        let Some(microbatch) = action.microbatch else { return };
-        if let Some(cell) = self.cell(action.stage, microbatch) {
-            match action.op {
-                Op::Forward => self.forward_done[cell] = true,
-                Op::FullBackward | Op::BackwardInput => self.backward_done[cell] = true,
-                _ => {}
+    fn place(&mut self, rank: Rank, parts: &[Action]) {
+        self.ranks[rank.index()].extend(parts);
+        for action in parts {
+            if let Some(cell) = action.microbatch.and_then(|m| self.cells.index(action.stage, m)) {
+                match action.op {
+                    Op::Forward => self.forward_done[cell] = true,
+                    op if op.makes_input_gradient() => self.backward_done[cell] = true,
+                    _ => {}
+                }
             }
-        }
-        if let Some(message) = self.message(rank, action) {
-            self.ranks[rank.index()].push(message.send);
-            if let Some(actions) = self.ranks.get_mut(message.to.index()) {
-                actions.push(message.receive);
+            if let Some(message) = self.message(rank, *action) {
+                self.ranks[rank.index()].push(message.send);
+                if let Some(actions) = self.ranks.get_mut(message.to.index()) {
+                    actions.push(message.receive);
+                }
             }
         }
     }
 
-    /// Places an action that never became ready: receive, action, send.
-    fn place_stuck(&mut self, rank: Rank, action: Action) {
-        let neighbour = match action.op {
-            Op::Forward => self.placement.upstream(action.stage, true).map(|(_, r)| (r, Op::RecvForward)),
-            Op::FullBackward | Op::BackwardInput => {
-                self.placement.upstream(action.stage, false).map(|(_, r)| (r, Op::RecvBackward))
-            }
-            _ => None,
-        };
-        let actions = &mut self.ranks[rank.index()];
-        if let (Some((from, op)), Some(microbatch)) = (neighbour, action.microbatch)
-            && from != rank
-        {
-            let receive = Action::new(action.stage, op, microbatch);
-            if !actions.contains(&receive) {
-                actions.push(receive);
+    /// Places an action that never became ready: receives, the action with all its parts, sends.
+    fn place_stuck(&mut self, rank: Rank, parts: &[Action]) {
+        for action in parts {
+            let (from, op) = match action.op {
+                Op::Forward => (self.placement.upstream(action.stage, true), Op::RecvForward),
+                op if op.makes_input_gradient() => (self.placement.upstream(action.stage, false), Op::RecvBackward),
+                _ => continue,
+            };
+            let actions = &mut self.ranks[rank.index()];
+            if let (Some(_), Some(microbatch)) = (from.filter(|(_, from)| *from != rank), action.microbatch) {
+                let receive = Action::new(action.stage, op, microbatch);
+                if !actions.contains(&receive) {
+                    actions.push(receive);
+                }
             }
         }
-        actions.push(action);
-        if let Some(message) = self.message(rank, action) {
-            self.ranks[rank.index()].push(message.send);
-        }
+        self.ranks[rank.index()].extend(parts);
+        let sends: Vec<Action> = parts.iter().filter_map(|a| Some(self.message(rank, *a)?.send)).collect();
+        self.ranks[rank.index()].extend(sends);
     }
 
     fn message(&self, rank: Rank, action: Action) -> Option<Message> {

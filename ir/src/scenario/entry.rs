@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// A schedule to look at.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ScheduleEntry {
     /// A family, or `custom`.
     pub name: String,
@@ -16,10 +16,34 @@ pub struct ScheduleEntry {
     pub virtual_pipeline_model_parallel_size: Option<u32>,
     /// Megatron's microbatch group size.
     pub microbatch_group_size_per_vp_stage: Option<u32>,
+    /// Sequence slices of each microbatch.
+    pub num_seq_splits: Option<u16>,
+    /// Most activations that each rank may hold.
+    pub max_activations: Option<PerRank>,
     /// Layers of each stage, where this schedule wants its own.
     pub layout: Option<Vec<u32>>,
     /// `custom`: path of the CSV, relative to the scenario.
     pub csv: Option<String>,
+}
+
+/// One number for all ranks, or one for each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum PerRank {
+    /// The same for all.
+    All(f64),
+    /// One a rank.
+    Each(Vec<f64>),
+}
+
+impl PerRank {
+    /// One a rank, as written.
+    pub fn each(&self, ranks: u32) -> Vec<f64> {
+        match self {
+            PerRank::All(value) => vec![*value; ranks as usize],
+            PerRank::Each(values) => values.clone(),
+        }
+    }
 }
 
 impl ScheduleEntry {
@@ -40,6 +64,12 @@ struct Knobs {
     /// Megatron's microbatch group size: how many microbatches a chunk takes before the next chunk's turn.
     #[serde(alias = "microbatch_group_size_per_virtual_pipeline_stage")]
     microbatch_group_size_per_vp_stage: Option<u32>,
+    /// `seq1f1b`: sequence slices of each microbatch. Default 2.
+    #[serde(alias = "seq_splits")]
+    num_seq_splits: Option<u16>,
+    /// The schedules that adapt to memory: most activations that each rank may hold, in microbatches of its whole share;
+    /// one number, or one a rank.
+    max_activations: Option<PerRank>,
     /// Layers of each stage, where this schedule wants its own.
     layout: Option<Vec<u32>>,
     /// `custom`: path of the CSV, relative to the scenario.
@@ -65,6 +95,8 @@ impl<'de> Visitor<'de> for EntryVisitor {
             name: knobs.name,
             virtual_pipeline_model_parallel_size: knobs.virtual_pipeline_model_parallel_size,
             microbatch_group_size_per_vp_stage: knobs.microbatch_group_size_per_vp_stage,
+            num_seq_splits: knobs.num_seq_splits,
+            max_activations: knobs.max_activations,
             layout: knobs.layout,
             csv: knobs.csv,
         })

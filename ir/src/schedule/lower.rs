@@ -1,24 +1,29 @@
 //! From an order to the task graph: tasks, lanes, typed edges and memory effects.
 
 use super::Draft;
+use super::index::Index;
 use crate::action::{Action, Op};
 use crate::ids::{BufferId, Microbatch, Rank, Stage, TaskId};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 use crate::task::{Buffer, Dep, Lane, MemoryClass, MemoryEffect, Task, Touch, Work};
-use crate::workload::Workload;
+use crate::workload::{StageWorkload, Workload};
 use petgraph::graph::{DiGraph, NodeIndex};
 
 const NONE: u32 = u32::MAX;
 
 pub(super) fn lower(order: &PipelineOrder, workload: &Workload) -> Draft {
     let index = Index::new(order);
+    let workload = &workload.sliced(order.slices);
     let mut graph = DiGraph::with_capacity(order.len(), order.len() * 3);
     let mut programs = Vec::with_capacity(order.ranks.len());
     for (r, actions) in order.ranks.iter().enumerate() {
         let start = TaskId::at(graph.node_count()).0;
-        for action in actions {
-            graph.add_node(task(*action, Rank::at(r), &order.placement, workload));
+        for cell in actions.chunk_by(|_, next| next.joins_previous) {
+            let group = (cell.len() > 1).then(|| TaskId::at(graph.node_count()));
+            for action in cell {
+                graph.add_node(Task { group, ..task(*action, Rank::at(r), &order.placement, workload) });
+            }
         }
         programs.push(start..TaskId::at(graph.node_count()).0);
     }
@@ -31,8 +36,8 @@ pub(super) fn lower(order: &PipelineOrder, workload: &Workload) -> Draft {
     }
     let persistent = persistent(&order.placement, workload);
     let (buffers, effects, effects_start) = (memory.buffers, memory.effects, memory.effects_start);
-    let placement = order.placement.clone();
-    Draft { graph, placement, microbatches: order.microbatches, programs, buffers, effects, effects_start, persistent }
+    let (placement, microbatches) = (order.placement.clone(), order.microbatches);
+    Draft { graph, placement, microbatches, programs, buffers, effects, effects_start, persistent, index }
 }
 
 fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) -> Task {
@@ -44,7 +49,8 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         Op::RecvForward => (placement.previous(stage), output_of(placement.previous(stage))),
         Op::SendBackward => (placement.previous(stage), output_of(placement.previous(stage))),
         Op::RecvBackward => (placement.next(stage), stage_workload.output),
-        Op::ReduceTied => (tied_peer(placement, stage), stage_workload.tied),
+        Op::ReduceGrad => (placement.copy_of(stage), stage_workload.gradients),
+        Op::ReduceTied => (placement.tied_partner(stage), stage_workload.tied),
         _ => (None, 0),
     };
     let peer = peer_stage.and_then(|s| placement.rank_of(s)).filter(|r| *r != rank && r.0 < placement.ranks());
@@ -54,191 +60,119 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         _ => 0.0,
     };
     let work = Work { flops: passes * stage_workload.forward_flops, bytes: 0.0 };
-    Task { action, rank, lane: Lane::of(op), peer, layers: stage_workload.layers, work, payload }
-}
-
-/// The other holder of a tied embedding.
-fn tied_peer(placement: &Placement, stage: Stage) -> Option<Stage> {
-    Some(if stage == Stage(0) { placement.last() } else { Stage(0) })
-}
-
-/// Where each action of each (stage, microbatch) stands in the graph; the first where there are several.
-pub(super) struct Index {
-    microbatches: u32,
-    stages: u32,
-    forward: Vec<u32>,
-    /// B or I: makes the gradient of the input.
-    input_gradient: Vec<u32>,
-    /// `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`; empty where the order has none.
-    messages: [Vec<u32>; 4],
-    /// `REDUCE_TIED` tasks.
-    tied: Vec<u32>,
-}
-
-fn message_slot(op: Op) -> Option<usize> {
-    match op {
-        Op::SendForward => Some(0),
-        Op::RecvForward => Some(1),
-        Op::SendBackward => Some(2),
-        Op::RecvBackward => Some(3),
-        _ => None,
-    }
-}
-
-impl Index {
-    fn new(order: &PipelineOrder) -> Self {
-        let (stages, microbatches) = (order.placement.stages(), order.microbatches);
-        let cells = stages as usize * microbatches as usize;
-        let table = || vec![NONE; cells];
-        let messages = order.has(|op| message_slot(op).is_some());
-        let message = || if messages { table() } else { Vec::new() };
-        let mut index = Self {
-            microbatches,
-            stages,
-            forward: table(),
-            input_gradient: table(),
-            messages: [message(), message(), message(), message()],
-            tied: Vec::new(),
-        };
-        for (id, action) in order.ranks.iter().flatten().enumerate() {
-            index.note(TaskId::at(id).0, *action);
-        }
-        index
-    }
-
-    fn note(&mut self, id: u32, action: Action) {
-        if action.op == Op::ReduceTied {
-            self.tied.push(id);
-        }
-        let Some(cell) = self.cell(action) else { return };
-        let set = |table: &mut Vec<u32>| {
-            if let Some(slot) = table.get_mut(cell)
-                && *slot == NONE
-            {
-                *slot = id;
-            }
-        };
-        match action.op {
-            Op::Forward => set(&mut self.forward),
-            Op::FullBackward | Op::BackwardInput => set(&mut self.input_gradient),
-            Op::BackwardWeight => {}
-            op => {
-                if let Some(slot) = message_slot(op) {
-                    set(&mut self.messages[slot]);
-                }
-            }
-        }
-    }
-
-    fn cell(&self, action: Action) -> Option<usize> {
-        let microbatch = action.microbatch?;
-        (action.stage.0 < self.stages && microbatch.0 < self.microbatches)
-            .then(|| action.stage.index() * self.microbatches as usize + microbatch.index())
-    }
-
-    fn get(&self, op: Op, stage: Stage, microbatch: Microbatch) -> Option<NodeIndex> {
-        let cell = self.cell(Action::new(stage, op, microbatch))?;
-        let table = match op {
-            Op::Forward => &self.forward,
-            Op::FullBackward | Op::BackwardInput => &self.input_gradient,
-            Op::BackwardWeight => return None,
-            op => &self.messages[message_slot(op)?],
-        };
-        table.get(cell).filter(|id| **id != NONE).map(|id| NodeIndex::new(*id as usize))
-    }
+    Task { action, rank, lane: Lane::of(op), peer, layers: stage_workload.layers, work, payload, group: None }
 }
 
 /// Edges into every task of one rank's program.
 fn add_edges(graph: &mut DiGraph<Task, Dep>, range: std::ops::Range<u32>, index: &Index, placement: &Placement) {
     // A queue a lane; receives queue for each peer apart, so that no message waits behind one from another rank.
     let mut tails: Vec<Option<NodeIndex>> = vec![None; Lane::queues(placement.ranks())];
-    // Stages of this rank whose weights an action of this step has a gradient for, with the latest such action.
-    let mut last_gradient: Vec<(Stage, NodeIndex)> = Vec::new();
+    // Stages of this rank whose gradients an action of this step has made or reduced, with the latest such action.
+    let mut gradients: Vec<(Stage, NodeIndex)> = Vec::new();
     for id in range {
         let node = NodeIndex::new(id as usize);
         let task = graph[node];
         if let Some(tail) = tails.get_mut(task.queue()).and_then(|tail| tail.replace(node)) {
             graph.add_edge(tail, node, Dep::Program);
         }
-        if matches!(task.action.op, Op::FullBackward | Op::BackwardWeight) {
-            match last_gradient.iter_mut().find(|(s, _)| *s == task.action.stage) {
-                Some((_, last)) => *last = node,
-                None => last_gradient.push((task.action.stage, node)),
-            }
-        }
         add_inputs(graph, node, &task, index, placement);
-        if !task.action.op.has_microbatch() {
-            add_whole_stage_inputs(graph, node, &task, index, &last_gradient);
+        if task.action.op.makes_weight_gradients() {
+            match gradients.iter_mut().find(|(s, _)| *s == task.action.stage) {
+                Some((_, last)) => *last = node,
+                None => gradients.push((task.action.stage, node)),
+            }
+        } else if !task.action.op.has_microbatch() {
+            add_whole_stage_inputs(graph, node, &task, index, placement, &mut gradients);
         }
     }
 }
 
 /// Edges into a task from the tasks of the same microbatch that it needs.
 fn add_inputs(graph: &mut DiGraph<Task, Dep>, node: NodeIndex, task: &Task, index: &Index, placement: &Placement) {
-    let Action { stage, op, microbatch: Some(microbatch) } = task.action else { return };
-    let mut link = |from: Option<NodeIndex>, dep| {
-        if let Some(from) = from.filter(|from| *from != node) {
+    let Action { stage, op, microbatch: Some(microbatch), .. } = task.action else { return };
+    let mut link = |from: Option<TaskId>, dep| {
+        if let Some(from) = from.map(|id| NodeIndex::new(id.index())).filter(|from| *from != node) {
             graph.add_edge(from, node, dep);
         }
     };
     let from = |op, stage: Option<Stage>| index.get(op, stage?, microbatch);
+    let gradient_from = |stage: Option<Stage>| index.input_gradient(stage?, microbatch);
     // The input comes by message, or straight from a neighbouring stage on the same rank.
     let beside = |stage: Option<Stage>| stage.filter(|s| placement.rank_of(*s) == Some(task.rank));
     match op {
         Op::Forward => {
             link(from(Op::RecvForward, Some(stage)), Dep::Data);
             link(from(Op::Forward, beside(placement.previous(stage))), Dep::Data);
+            // A slice attends to the keys and values of the slices before it.
+            link(slice_before(microbatch).and_then(|m| index.get(Op::Forward, stage, m)), Dep::Data);
         }
         Op::FullBackward | Op::BackwardInput => {
             link(from(Op::Forward, Some(stage)), Dep::Data);
             link(from(Op::RecvBackward, Some(stage)), Dep::Data);
-            link(from(Op::BackwardInput, beside(placement.next(stage))), Dep::Data);
+            link(gradient_from(beside(placement.next(stage))), Dep::Data);
+            // ... so its backward needs what theirs have put on its keys and values.
+            link(slice_behind(microbatch).and_then(|m| index.input_gradient(stage, m)), Dep::Data);
         }
         Op::BackwardWeight => link(from(Op::BackwardInput, Some(stage)), Dep::Data),
         Op::SendForward => link(from(Op::Forward, Some(stage)), Dep::Data),
-        Op::SendBackward => link(from(Op::BackwardInput, Some(stage)), Dep::Data),
+        Op::SendBackward => link(gradient_from(Some(stage)), Dep::Data),
         Op::RecvForward => link(from(Op::SendForward, placement.previous(stage)), Dep::Transfer),
         Op::RecvBackward => link(from(Op::SendBackward, placement.next(stage)), Dep::Transfer),
-        Op::ReduceTied | Op::OptimizerStep => {}
+        Op::ReduceGrad | Op::ReduceTied | Op::OptimizerStep => {}
     }
 }
 
-/// Edges into a task that acts once a step: the last gradients of its stage, and for the optimizer the tied reduction.
+/// The slice before this one, of the same microbatch.
+fn slice_before(microbatch: Microbatch) -> Option<Microbatch> {
+    microbatch.slice()?.checked_sub(1).map(|k| microbatch.sliced(k))
+}
+
+/// The slice behind this one; where there is none the index knows nothing of it.
+fn slice_behind(microbatch: Microbatch) -> Option<Microbatch> {
+    microbatch.slice()?.checked_add(1).map(|k| microbatch.sliced(k))
+}
+
+/// Edges into a task that acts once a step, from what last made or reduced the gradients it uses.
 fn add_whole_stage_inputs(
     graph: &mut DiGraph<Task, Dep>,
     node: NodeIndex,
     task: &Task,
     index: &Index,
-    last_gradient: &[(Stage, NodeIndex)],
+    placement: &Placement,
+    gradients: &mut [(Stage, NodeIndex)],
 ) {
-    let reduction = task.action.op == Op::ReduceTied;
-    for (stage, last) in last_gradient {
-        // A local reduction stands for both stages of its rank.
-        if *stage != task.action.stage && !(reduction && task.peer.is_none()) {
-            continue;
-        }
+    let Action { stage, op, .. } = task.action;
+    // A reduction between two stages of one rank stands for both.
+    let other = match op {
+        Op::ReduceGrad => placement.copy_of(stage),
+        Op::ReduceTied => placement.tied_partner(stage),
+        _ => None,
+    };
+    let other = other.filter(|s| placement.rank_of(*s) == Some(task.rank));
+    for (_, last) in gradients.iter_mut().filter(|(s, _)| *s == stage || Some(*s) == other) {
         graph.add_edge(*last, node, Dep::Weight);
-        if reduction {
+        if op.is_collective() {
             // A collective starts when every member is ready.
-            for other in index.tied.iter().map(|id| NodeIndex::new(*id as usize)).filter(|other| *other != node) {
-                graph.add_edge(*last, other, Dep::Transfer);
+            for member in index.collectives.iter().map(|id| NodeIndex::new(id.index())) {
+                if member != node && other.is_none() && same_collective(&graph[member], task) {
+                    graph.add_edge(*last, member, Dep::Transfer);
+                }
             }
+            *last = node;
         }
     }
-    if task.action.op == Op::OptimizerStep {
-        for reduction in index.tied.iter().map(|id| NodeIndex::new(*id as usize)) {
-            if graph[reduction].rank == task.rank {
-                graph.add_edge(reduction, node, Dep::Weight);
-            }
-        }
-    }
+}
+
+/// Whether two tasks are members of one collective.
+pub(crate) fn same_collective(a: &Task, b: &Task) -> bool {
+    a.action.op == b.action.op && (a.action.op == Op::ReduceTied || a.action.stage.number() == b.action.stage.number())
 }
 
 /// Memory that outlives the step.
 fn persistent(placement: &Placement, workload: &Workload) -> Vec<(Rank, Stage, MemoryClass, u64)> {
     let mut persistent = Vec::new();
-    for s in 0..placement.stages() {
-        let (stage, sizes) = (Stage(s), workload.stage(Stage(s)));
+    for stage in placement.all_stages() {
+        let sizes = workload.stage(stage);
         let Some(rank) = placement.rank_of(stage) else { continue };
         let classes = [(MemoryClass::Parameters, sizes.parameters), (MemoryClass::Optimizer, sizes.optimizer)];
         persistent.extend(classes.into_iter().filter(|(_, n)| *n > 0).map(|(class, n)| (rank, stage, class, n)));
@@ -263,7 +197,7 @@ struct Memory<'a> {
     logits: Vec<u32>,
     received: [Vec<u32>; 2],
     input_gradients: Vec<u32>,
-    /// Stage -> its gradient buffer.
+    /// Stage of each pipe -> its gradient buffer.
     gradients: Vec<u32>,
     /// Whether the order ends with an optimizer, so that gradients have an end.
     optimizer: bool,
@@ -271,8 +205,8 @@ struct Memory<'a> {
 
 impl<'a> Memory<'a> {
     fn new(index: &'a Index, workload: &'a Workload, graph: &'a DiGraph<Task, Dep>) -> Self {
-        let cells = index.forward.len();
-        let sized = |f: fn(&crate::workload::StageWorkload) -> u64| {
+        let cells = index.cells.len();
+        let sized = |f: fn(&StageWorkload) -> u64| {
             if workload.stages.iter().any(|s| f(s) > 0) { vec![NONE; cells] } else { Vec::new() }
         };
         let messages = || sized(|s| s.output);
@@ -289,7 +223,7 @@ impl<'a> Memory<'a> {
             logits: sized(|s| s.logits),
             received: [messages(), messages()],
             input_gradients: messages(),
-            gradients: vec![NONE; index.stages as usize],
+            gradients: vec![NONE; index.cells.stages().count()],
             optimizer: graph.node_weights().any(|t| t.action.op == Op::OptimizerStep),
         }
     }
@@ -335,18 +269,19 @@ impl<'a> Memory<'a> {
                 self.touch(buffer, Touch::Free);
             }
             (Op::OptimizerStep, _) => {
-                let buffer = self.gradients.get(task.action.stage.index()).copied().unwrap_or(NONE);
+                let row = self.index.cells.stage(task.action.stage);
+                let buffer = row.and_then(|row| self.gradients.get(row)).copied().unwrap_or(NONE);
                 self.touch(buffer, Touch::Free);
                 self.workspace(sizes.optimizer_workspace, task);
             }
-            (Op::ReduceTied, _) => self.workspace(task.payload, task),
+            (Op::ReduceGrad | Op::ReduceTied, _) => self.workspace(task.payload, task),
             _ => {}
         }
         debug_assert_eq!(id.index() + 1, self.effects_start.len());
         self.effects_start.push(TaskId::at(self.effects.len()).0);
     }
 
-    fn forward(&mut self, cell: usize, task: &Task, sizes: &crate::workload::StageWorkload) {
+    fn forward(&mut self, cell: usize, task: &Task, sizes: &StageWorkload) {
         let received = self.received[0].get(cell).copied().unwrap_or(NONE);
         self.touch(received, Touch::Use);
         let activations = self.buffer(MemoryClass::Activations, sizes.activations, task.rank, task.action);
@@ -360,30 +295,30 @@ impl<'a> Memory<'a> {
         self.workspace(sizes.forward_workspace, task);
     }
 
-    fn backward(&mut self, cell: usize, task: &Task, sizes: &crate::workload::StageWorkload, placement: &Placement) {
+    fn backward(&mut self, cell: usize, task: &Task, sizes: &StageWorkload, placement: &Placement) {
         let op = task.action.op;
-        let last = op != Op::BackwardInput;
+        let last = op.makes_weight_gradients();
         let release = if last { Touch::Free } else { Touch::Use };
-        let kept = [Some(&self.activations), Some(&self.logits), self.received.first()];
+        // W still multiplies what F kept by what arrived as the gradient of the output.
+        let kept = [Some(&self.activations), Some(&self.logits), self.received.first(), self.received.last()];
         let kept = kept.map(|table| table.and_then(|t| t.get(cell)).copied().unwrap_or(NONE));
         for buffer in kept {
             self.touch(buffer, release);
         }
-        if op != Op::BackwardWeight {
-            let received = self.received[1].get(cell).copied().unwrap_or(NONE);
-            self.touch(received, Touch::Free);
+        if op.makes_input_gradient() {
             self.input_gradient(cell, task, placement);
         }
-        let stage = task.action.stage.index();
         let mut workspace = sizes.backward_workspace;
-        if last && self.optimizer && sizes.gradients > 0 {
-            if self.gradients[stage] == NONE {
+        if let Some(row) = self.index.cells.stage(task.action.stage).filter(|_| last && self.optimizer)
+            && sizes.gradients > 0
+        {
+            if self.gradients[row] == NONE {
                 let buffer = self.buffer(MemoryClass::Gradients, sizes.gradients, task.rank, task.action);
-                self.gradients[stage] = buffer;
+                self.gradients[row] = buffer;
                 self.touch(buffer, Touch::Allocate);
                 workspace = workspace.saturating_sub(sizes.gradients);
             } else {
-                self.touch(self.gradients[stage], Touch::Use);
+                self.touch(self.gradients[row], Touch::Use);
             }
         }
         self.workspace(workspace, task);
@@ -394,7 +329,7 @@ impl<'a> Memory<'a> {
         let Some(microbatch) = task.action.microbatch else { return };
         let sent = self.index.get(Op::SendBackward, task.action.stage, microbatch);
         let bytes = placement.previous(task.action.stage).map_or(0, |s| self.workload.stage(s).output);
-        if bytes > 0 && sent.is_some_and(|send| self.graph[send].rank == task.rank) {
+        if bytes > 0 && sent.is_some_and(|send| self.graph[NodeIndex::new(send.index())].rank == task.rank) {
             let buffer = self.buffer(MemoryClass::Buffers, bytes, task.rank, task.action);
             self.touch(buffer, Touch::Allocate);
             self.input_gradients[cell] = buffer;

@@ -8,7 +8,7 @@
 //! Warm-up of rank `r`: `2 (p - 1 - r)` forwards. Makespan `(m + p - 1)(F + B)`, `min(m, 2 (p - r) - 1)` activations
 //! alive. Zhuang et al. (arXiv 2211.05322), section 4, "eager-1F1B".
 
-use super::{Family, ScheduleParams, unconstrained, warmup};
+use super::{Chunks, Family, Knobs, ScheduleParams, unconstrained, warmup};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 
@@ -19,16 +19,13 @@ pub(super) const FAMILY: Family = Family {
     paper: "Zhuang et al. 2023, arXiv 2211.05322, section 4",
     makespan: "(m + p - 1)(F + B)",
     peak_activations: "min(m, 2 (p - r) - 1)",
-    interleaves: false,
+    chunks: Chunks::One,
+    knobs: Knobs::NONE,
     constraints: unconstrained,
     order,
 };
 
 fn order(params: &ScheduleParams) -> PipelineOrder {
     let rank = |r: u32| warmup::single_stage(r, params.microbatches, (params.ranks - 1 - r).saturating_mul(2));
-    PipelineOrder {
-        microbatches: params.microbatches,
-        placement: Placement::looped(params.ranks, 1),
-        ranks: (0..params.ranks).map(rank).collect(),
-    }
+    PipelineOrder::new(params.microbatches, Placement::looped(params.ranks, 1), (0..params.ranks).map(rank).collect())
 }

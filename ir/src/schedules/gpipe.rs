@@ -8,7 +8,7 @@
 //! Makespan `(m + p - 1)(F + B)`, idle `(p - 1)(F + B)` a rank, `m` activations alive on every rank; with a hop of `c`
 //! the makespan grows by `2 (p - 1) c`. Huang et al., GPipe (arXiv 1811.06965), section 2.3.
 
-use super::{Family, ScheduleParams, unconstrained};
+use super::{Chunks, Family, Knobs, ScheduleParams, unconstrained};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Stage};
 use crate::order::PipelineOrder;
@@ -21,7 +21,8 @@ pub(super) const FAMILY: Family = Family {
     paper: "Huang et al. 2019, arXiv 1811.06965, section 2.3",
     makespan: "(m + p - 1)(F + B)",
     peak_activations: "m",
-    interleaves: false,
+    chunks: Chunks::One,
+    knobs: Knobs::NONE,
     constraints: unconstrained,
     order,
 };
@@ -30,12 +31,8 @@ fn order(params: &ScheduleParams) -> PipelineOrder {
     let rank = |r: u32| {
         [Op::Forward, Op::FullBackward]
             .into_iter()
-            .flat_map(|op| (0..params.microbatches).map(move |m| Action::new(Stage(r), op, Microbatch(m))))
+            .flat_map(|op| (0..params.microbatches).map(move |m| Action::new(Stage::new(r), op, Microbatch::new(m))))
             .collect()
     };
-    PipelineOrder {
-        microbatches: params.microbatches,
-        placement: Placement::looped(params.ranks, 1),
-        ranks: (0..params.ranks).map(rank).collect(),
-    }
+    PipelineOrder::new(params.microbatches, Placement::looped(params.ranks, 1), (0..params.ranks).map(rank).collect())
 }

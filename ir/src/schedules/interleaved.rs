@@ -11,7 +11,7 @@
 //! `((v - 1) p + m + p - 1)(F + B)` for `g = m < p`; at most `min(m v, (v - 1) g + 2 (p - 1 - r) + 1)` chunks alive.
 //! `2 m (p v - 1)` messages, a little more than `v` times those of 1F1B. Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.2.
 
-use super::{Family, GROUP, MICROBATCHES, ScheduleParams, warmup};
+use super::{Chunks, Family, GROUP, Knobs, MICROBATCHES, ScheduleParams, warmup};
 use crate::action::{Action, Op};
 use crate::fault::Fault;
 use crate::ids::{Microbatch, Stage};
@@ -25,7 +25,8 @@ pub(super) const FAMILY: Family = Family {
     paper: "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2",
     makespan: "(m v + p - 1)(F + B)",
     peak_activations: "min(m v, (v - 1) g + 2 (p - 1 - r) + 1)",
-    interleaves: true,
+    chunks: Chunks::Any,
+    knobs: Knobs { group: true, ..Knobs::NONE },
     constraints,
     order,
 };
@@ -88,16 +89,16 @@ fn order(params: &ScheduleParams) -> PipelineOrder {
         };
         let forward = |k| {
             let (chunk, microbatch) = place(k);
-            Action::new(Stage(chunk * p + r), Op::Forward, Microbatch(microbatch))
+            Action::new(Stage::new(chunk * p + r), Op::Forward, Microbatch::new(microbatch))
         };
         let backward = |k| {
             let (chunk, microbatch) = place(k);
-            Action::new(Stage((v - 1 - chunk) * p + r), Op::FullBackward, Microbatch(microbatch))
+            Action::new(Stage::new((v - 1 - chunk) * p + r), Op::FullBackward, Microbatch::new(microbatch))
         };
         let warmup = (v - 1) * g + 2 * (p - 1 - r);
         warmup::one_forward_one_backward(m * v, warmup, forward, backward)
     };
-    PipelineOrder { microbatches: m, placement: Placement::looped(p, v), ranks: (0..p).map(rank).collect() }
+    PipelineOrder::new(m, Placement::looped(p, v), (0..p).map(rank).collect())
 }
 
 #[cfg(test)]

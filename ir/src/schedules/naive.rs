@@ -8,7 +8,7 @@
 //! Makespan `m p (F + B)`, idle `m (p - 1)(F + B)` a rank, at most 1 activation alive.
 //! Huang et al., GPipe (arXiv 1811.06965), section 1, as the case to improve on.
 
-use super::{Family, ScheduleParams, unconstrained};
+use super::{Chunks, Family, Knobs, ScheduleParams, unconstrained};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Stage};
 use crate::order::PipelineOrder;
@@ -21,7 +21,8 @@ pub(super) const FAMILY: Family = Family {
     paper: "Huang et al. 2019, arXiv 1811.06965, section 1 (the case to improve on)",
     makespan: "m p (F + B)",
     peak_activations: "1",
-    interleaves: false,
+    chunks: Chunks::One,
+    knobs: Knobs::NONE,
     constraints: unconstrained,
     order,
 };
@@ -29,12 +30,8 @@ pub(super) const FAMILY: Family = Family {
 fn order(params: &ScheduleParams) -> PipelineOrder {
     let rank = |r: u32| {
         (0..params.microbatches)
-            .flat_map(|m| [Op::Forward, Op::FullBackward].map(|op| Action::new(Stage(r), op, Microbatch(m))))
+            .flat_map(|m| [Op::Forward, Op::FullBackward].map(|op| Action::new(Stage::new(r), op, Microbatch::new(m))))
             .collect()
     };
-    PipelineOrder {
-        microbatches: params.microbatches,
-        placement: Placement::looped(params.ranks, 1),
-        ranks: (0..params.ranks).map(rank).collect(),
-    }
+    PipelineOrder::new(params.microbatches, Placement::looped(params.ranks, 1), (0..params.ranks).map(rank).collect())
 }

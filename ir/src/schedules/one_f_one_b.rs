@@ -10,7 +10,7 @@
 //! activations alive. With a hop `c` it pays the round trip again and again, where GPipe pays it once.
 //! Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.1; Fan et al. DAPPLE (arXiv 2007.01045).
 
-use super::{Family, ScheduleParams, unconstrained, warmup};
+use super::{Chunks, Family, Knobs, ScheduleParams, unconstrained, warmup};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 
@@ -21,16 +21,13 @@ pub(super) const FAMILY: Family = Family {
     paper: "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1",
     makespan: "(m + p - 1)(F + B)",
     peak_activations: "min(m, p - r)",
-    interleaves: false,
+    chunks: Chunks::One,
+    knobs: Knobs::NONE,
     constraints: unconstrained,
     order,
 };
 
 fn order(params: &ScheduleParams) -> PipelineOrder {
     let rank = |r: u32| warmup::single_stage(r, params.microbatches, params.ranks - 1 - r);
-    PipelineOrder {
-        microbatches: params.microbatches,
-        placement: Placement::looped(params.ranks, 1),
-        ranks: (0..params.ranks).map(rank).collect(),
-    }
+    PipelineOrder::new(params.microbatches, Placement::looped(params.ranks, 1), (0..params.ranks).map(rank).collect())
 }

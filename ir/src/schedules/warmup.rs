@@ -25,6 +25,6 @@ pub(super) fn one_forward_one_backward(
 /// The same on a rank that holds one stage, microbatches in order.
 pub(super) fn single_stage(rank: u32, microbatches: u32, warmup: u32) -> Vec<Action> {
     use crate::ids::{Microbatch, Stage};
-    let action = |op| move |k| Action::new(Stage(rank), op, Microbatch(k));
+    let action = |op| move |k| Action::new(Stage::new(rank), op, Microbatch::new(k));
     one_forward_one_backward(microbatches, warmup, action(Op::Forward), action(Op::FullBackward))
 }

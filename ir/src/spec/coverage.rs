@@ -1,15 +1,16 @@
-//! R02 to R05: everything is computed once, in its place, in an order that can be.
+//! R02 to R05, R14, R15: everything is computed once, in its place, in an order that can be.
 
 use super::table::Table;
 use super::{Report, Rule};
 use crate::action::{Action, Op};
-use crate::ids::{Microbatch, Stage};
+use crate::ids::{Microbatch, Rank, Stage};
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
     for (stage, microbatch) in table.cells() {
         exactly_once(table, stage, microbatch, report);
         in_order(table, stage, microbatch, report);
     }
+    compounds(table, report);
     for (id, task) in table.draft.tasks() {
         let home = table.draft.placement.rank_of(task.action.stage);
         if let Some(home) = home.filter(|home| *home != task.rank) {
@@ -66,4 +67,23 @@ fn in_order(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: &mu
     };
     pair(at(Op::Forward), table.input_gradient(stage, microbatch), Rule::ForwardFirst);
     pair(at(Op::BackwardInput), at(Op::BackwardWeight), Rule::InputBeforeWeight);
+    if let Some(behind) = microbatch.slice().map(|k| microbatch.sliced(k.saturating_add(1))) {
+        pair(at(Op::Forward), table.get(Op::Forward, stage, behind), Rule::SliceOrder);
+        let gradient = |m| table.input_gradient(stage, m);
+        pair(gradient(behind), gradient(microbatch), Rule::SliceOrder);
+    }
+}
+
+/// R15: what runs as one is compute and stands side by side.
+fn compounds(table: &Table<'_>, report: &mut Report<'_>) {
+    let mut before: Option<(Rank, Op)> = None;
+    for (id, task) in table.draft.tasks() {
+        let Action { op, joins_previous, .. } = task.action;
+        let fits = op.is_compute() && before.is_some_and(|(rank, op)| rank == task.rank && op.is_compute());
+        if joins_previous && !fits {
+            let message = format!("{} is to run as one with what stands before it, which is no compute", task.action);
+            report.add(Rule::Compound, message, "let the parts of a compound action stand side by side", &[id]);
+        }
+        before = Some((task.rank, op));
+    }
 }

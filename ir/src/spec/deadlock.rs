@@ -9,6 +9,8 @@
 //! | rendezvous | each rank | a send with its receive, the members of a collective |
 //! | stream FIFO | each rank's compute and collective lane, each rank's messages with each peer | the same |
 //!
+//! The parts of a compound action are joined in all of them: it starts when all its inputs are there.
+//!
 //! Tasks that are then neither behind a queue nor short of an input are taken away until none is left (fine) or none
 //! can go (deadlock). In a deadlock the head of each stuck queue waits for another stuck queue; the shortest such cycle
 //! is the witness.
@@ -16,9 +18,8 @@
 use super::messages::sent_as;
 use super::table::Table;
 use super::{Report, Rule, Semantics};
-use crate::action::Op;
 use crate::ids::TaskId;
-use crate::schedule::Draft;
+use crate::schedule::{Draft, same_collective};
 use crate::task::{Dep, Lane, Task};
 use petgraph::visit::EdgeRef;
 use std::collections::{BTreeMap, VecDeque};
@@ -75,7 +76,7 @@ impl Waits {
         let mut tail = vec![u32::MAX; queues];
         for id in 0..n {
             let last = std::mem::replace(&mut tail[queue[id] as usize], TaskId::at(id).0);
-            if last != u32::MAX {
+            if last != u32::MAX && joined[last as usize] != joined[id] {
                 edges.push((joined[last as usize], joined[id]));
             }
         }
@@ -165,7 +166,9 @@ impl Waits {
         };
         // A head waits for the queues where a task that it is joined with is not at the head yet ...
         for id in (0..self.joined.len()).filter(|id| stuck(*id)) {
-            if head[self.queue[id] as usize] != Some(id) {
+            let first = head[self.queue[id] as usize];
+            // The parts of a compound action stand one behind the other and come to the head together.
+            if first.is_some_and(|first| first != id && self.joined[first] != self.joined[id]) {
                 wait(self.joined[id], id);
             }
         }
@@ -206,14 +209,16 @@ fn cycle_through(start: usize, waits_for: &[Vec<usize>]) -> Option<Vec<usize>> {
 
 /// Task -> the task that stands for it.
 fn joined(draft: &Draft, table: &Table<'_>, semantics: Semantics, n: usize) -> Vec<u32> {
-    let mut joined: Vec<u32> = (0..n).map(|i| TaskId::at(i).0).collect();
+    let mut joined: Vec<u32> = draft.tasks().map(|(id, task)| task.group.unwrap_or(id).0).collect();
+    debug_assert_eq!(joined.len(), n);
     if semantics == Semantics::Eager {
         return joined;
     }
-    let mut collective = None;
+    let collectives = &draft.index.collectives;
     for (id, task) in draft.tasks() {
-        if task.action.op == Op::ReduceTied {
-            joined[id.index()] = collective.get_or_insert(id).0;
+        if task.action.op.is_collective() {
+            let first = collectives.iter().find(|c| same_collective(draft.task(**c), task) && task.peer.is_some());
+            joined[id.index()] = first.copied().unwrap_or(id).0;
         } else if let Some(send) = sent_as(table, &task.action) {
             joined[id.index()] = send.0;
         }

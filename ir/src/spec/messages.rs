@@ -4,6 +4,8 @@ use super::table::Table;
 use super::{Report, Rule};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Rank, Stage, TaskId};
+use crate::placement::Placement;
+use crate::schedule::same_collective;
 use std::collections::BTreeMap;
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
@@ -30,7 +32,7 @@ fn forward(table: &Table<'_>, stage: Stage, next: Option<Stage>, microbatch: Mic
     } else {
         no_other_end(table, Op::SendForward, stage, microbatch, report);
     }
-    if stage.0 == 0 {
+    if table.draft.placement.is_first(stage) {
         no_other_end(table, Op::RecvForward, stage, microbatch, report);
     }
 }
@@ -51,7 +53,7 @@ fn backward(table: &Table<'_>, stage: Stage, next: Option<Stage>, microbatch: Mi
     } else {
         no_other_end(table, Op::RecvBackward, stage, microbatch, report);
     }
-    if stage.0 == 0 {
+    if table.draft.placement.is_first(stage) {
         no_other_end(table, Op::SendBackward, stage, microbatch, report);
     }
 }
@@ -144,42 +146,82 @@ pub(super) fn sent_as(table: &Table<'_>, receive: &Action) -> Option<TaskId> {
     table.get(op, stage, receive.microbatch?)
 }
 
-/// R11: a tied reduction needs both ends, with one size.
+/// R11: a reduction needs every holder of what it reduces, once, with one size.
 fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
-    let mut members: BTreeMap<Rank, Vec<TaskId>> = BTreeMap::new();
-    for (id, task) in table.draft.tasks().filter(|(_, t)| t.action.op == Op::ReduceTied) {
-        members.entry(task.rank).or_default().push(id);
-    }
-    let tasks: Vec<TaskId> = members.values().flatten().copied().collect();
-    let Some(first) = tasks.first() else { return };
     let placement = &table.draft.placement;
-    for id in &tasks {
-        let stage = table.draft.task(*id).action.stage;
-        if stage != Stage(0) && stage != placement.last() {
-            let message = format!("stage {stage} holds no copy of the tied embedding");
-            let help = format!("only stages 0 and {} do", placement.last());
-            report.add(Rule::Collective, message, help, &[*id]);
+    let members = |op| table.draft.tasks().filter(move |(_, t)| t.action.op == op);
+    for op in [Op::ReduceGrad, Op::ReduceTied] {
+        let Some((first, _)) = members(op).next() else { continue };
+        // (rank, what is reduced there) -> the tasks that do it.
+        let mut found: BTreeMap<(Rank, u32), Vec<TaskId>> = BTreeMap::new();
+        for (id, task) in members(op) {
+            let stage = task.action.stage;
+            if partner(placement, op, stage).is_none() {
+                let (message, help) = match op {
+                    Op::ReduceTied => (
+                        format!("stage {stage} holds no copy of the tied embedding"),
+                        format!("only stages 0 and {} do", placement.stages().saturating_sub(1)),
+                    ),
+                    _ => (format!("stage {stage} has no copy to reduce its gradients with"), "remove it".to_owned()),
+                };
+                report.add(Rule::Collective, message, help, &[id]);
+            }
+            found.entry((task.rank, what(op, stage))).or_default().push(id);
         }
-    }
-    for stage in [Stage(0), placement.last()] {
-        let Some(rank) = placement.rank_of(stage) else { continue };
-        match members.get(&rank).map(Vec::as_slice) {
-            Some([id]) => {
-                let [own, other] = [*id, *first].map(|id| table.draft.task(id).payload);
-                if own != other {
-                    let message = format!("the members of REDUCE_TIED disagree on its size: {own} and {other} bytes");
-                    report.add(Rule::Collective, message, "make all sizes equal", &[*first, *id]);
+        for stage in placement.all_stages().filter(|s| partner(placement, op, *s).is_some()) {
+            let Some(rank) = placement.rank_of(stage) else { continue };
+            match found.remove(&(rank, what(op, stage))).as_deref() {
+                // Seen already, with the other stage of this rank; or counted below.
+                None if found_before(placement, op, stage, rank) => {}
+                Some([id]) => same_size(table, op, *id, first, report),
+                Some(several) => {
+                    let message =
+                        format!("rank {rank} takes part in {} {} times", several_name(op, stage), several.len());
+                    report.add(Rule::Collective, message, "keep one", several);
+                }
+                None => {
+                    let message = format!(
+                        "rank {rank} holds a copy of what {} reduces but takes no part in it",
+                        several_name(op, stage)
+                    );
+                    let help = format!("add {} to rank {rank}", Action::whole_stage(stage, op));
+                    report.add(Rule::Collective, message, help, &[first]);
                 }
             }
-            Some(several) => {
-                let message = format!("rank {rank} takes part in REDUCE_TIED {} times", several.len());
-                report.add(Rule::Collective, message, "keep one", several);
-            }
-            None => {
-                let message =
-                    format!("rank {rank} holds a copy of the tied embedding but takes no part in REDUCE_TIED");
-                report.add(Rule::Collective, message, format!("add {stage}REDUCE_TIED to rank {rank}"), &tasks);
-            }
         }
+    }
+}
+
+/// The stage that a reduction of `stage` goes with.
+fn partner(placement: &Placement, op: Op, stage: Stage) -> Option<Stage> {
+    match op {
+        Op::ReduceGrad => placement.copy_of(stage),
+        _ => placement.tied_partner(stage),
+    }
+}
+
+/// The number that tells apart what a rank reduces: a stage's gradients, or the one tied embedding.
+fn what(op: Op, stage: Stage) -> u32 {
+    if op == Op::ReduceGrad { stage.number() } else { 0 }
+}
+
+/// The reduction in words.
+fn several_name(op: Op, stage: Stage) -> String {
+    if op == Op::ReduceGrad { format!("{} of stage {}", op.code(), stage.number()) } else { op.code().to_owned() }
+}
+
+/// Whether an earlier stage of the same rank stands for this one too.
+fn found_before(placement: &Placement, op: Op, stage: Stage, rank: Rank) -> bool {
+    let same = |s: &Stage| what(op, *s) == what(op, stage) && partner(placement, op, *s).is_some();
+    placement.stages_of(rank).take_while(|s| *s != stage).any(|s| same(&s))
+}
+
+/// The members of a reduction agree on the size.
+fn same_size(table: &Table<'_>, op: Op, id: TaskId, first: TaskId, report: &mut Report<'_>) {
+    let [task, other] = [id, first].map(|id| table.draft.task(id));
+    if same_collective(task, other) && task.payload != other.payload {
+        let message =
+            format!("the members of {} disagree on its size: {} and {} bytes", op.code(), task.payload, other.payload);
+        report.add(Rule::Collective, message, "make all sizes equal", &[first, id]);
     }
 }

@@ -3,22 +3,21 @@
 use super::table::Table;
 use super::{Report, Rule};
 use crate::action::{Action, Op};
-use crate::ids::{Stage, TaskId};
+use crate::ids::TaskId;
+use crate::task::Task;
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
-    let stages = table.stages as usize;
+    let (cells, placement) = (table.draft.index.cells, &table.draft.placement);
+    let stages = cells.stages().count();
     let mut last_gradient: Vec<Option<TaskId>> = vec![None; stages];
     let mut optimizers: Vec<Vec<TaskId>> = vec![Vec::new(); stages];
     let mut reductions = Vec::new();
     for (id, task) in table.draft.tasks() {
-        let s = task.action.stage.index();
-        if s >= stages {
-            continue;
-        }
+        let Some(s) = cells.stage(task.action.stage) else { continue };
         match task.action.op {
             Op::FullBackward | Op::BackwardWeight => last_gradient[s] = last_gradient[s].max(Some(id)),
             Op::OptimizerStep => optimizers[s].push(id),
-            Op::ReduceTied => reductions.push(id),
+            Op::ReduceGrad | Op::ReduceTied => reductions.push(id),
             _ => {}
         }
     }
@@ -38,21 +37,32 @@ pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
         }
     }
     for reduction in &reductions {
-        // A local reduction stands for both copies.
-        let task = table.draft.task(*reduction);
-        let own = [task.action.stage.index(), task.action.stage.index()];
-        let both = [0, table.draft.placement.last().index()];
-        for s in if task.peer.is_none() { both } else { own } {
-            if let Some(last) = last_gradient.get(s).copied().flatten() {
+        // A local reduction stands for both stages.
+        let Task { action, peer, .. } = *table.draft.task(*reduction);
+        let other = match action.op {
+            Op::ReduceGrad => placement.copy_of(action.stage),
+            _ => placement.tied_partner(action.stage),
+        };
+        for s in [Some(action.stage), other.filter(|_| peer.is_none())].into_iter().flatten() {
+            let Some(s) = cells.stage(s) else { continue };
+            if let Some(last) = last_gradient[s] {
                 after(last, *reduction);
             }
-            for id in optimizers.get(s).into_iter().flatten() {
+            for id in &optimizers[s] {
                 after(*reduction, *id);
+            }
+            // The tied embedding is summed over its two ends after each end is summed over its copies.
+            let over_copies = |id: &&TaskId| {
+                let earlier = table.draft.task(**id).action;
+                action.op == Op::ReduceTied && earlier.op == Op::ReduceGrad && cells.stage(earlier.stage) == Some(s)
+            };
+            for earlier in reductions.iter().filter(over_copies) {
+                after(*earlier, *reduction);
             }
         }
     }
-    for (s, ids) in optimizers.iter().enumerate() {
-        let action = Action::whole_stage(Stage::at(s), Op::OptimizerStep);
+    for (stage, ids) in cells.stages().zip(&optimizers) {
+        let action = Action::whole_stage(stage, Op::OptimizerStep);
         match ids.as_slice() {
             [] if any_optimizer => {
                 report.add(

@@ -42,7 +42,7 @@ fn at(order: &PipelineOrder, rank: usize, action: &str) -> usize {
 fn every_family_keeps_the_law_under_every_semantics() {
     for family in &FAMILIES {
         for (p, m, v) in [(1, 1, 1), (2, 4, 1), (4, 8, 1), (4, 8, 2), (3, 6, 3), (1, 4, 2)] {
-            let v = if family.interleaves { v } else { 1 };
+            let v = family.default_chunks(Some(v));
             let order = full(family.name, p, m, v);
             for semantics in Semantics::ALL {
                 assert_eq!(draft(&order).check(semantics), [], "{} p={p} m={m} v={v}", family.name);
@@ -54,8 +54,8 @@ fn every_family_keeps_the_law_under_every_semantics() {
 #[test]
 fn r01_in_range() {
     let mut order = full("1f1b", 2, 2, 1);
-    order.ranks[0].push(Action::new(Stage(9), Op::Forward, Microbatch(0)));
-    order.ranks[1].push(Action::new(Stage(1), Op::Forward, Microbatch(2)));
+    order.ranks[0].push(Action::new(Stage::new(9), Op::Forward, Microbatch::new(0)));
+    order.ranks[1].push(Action::new(Stage::new(1), Op::Forward, Microbatch::new(2)));
     let found = violations(&order);
     assert_eq!(found.iter().map(|v| v.rule).collect::<Vec<_>>(), [Rule::InRange, Rule::InRange]);
     assert!(found[0].help.contains("0 to 1"), "{}", found[0].help);
@@ -77,9 +77,9 @@ fn r02_exactly_once() {
     let mut order = full("gpipe", 1, 1, 1);
     order.ranks[0][1].op = Op::BackwardInput;
     assert!(violations(&order)[0].message.contains("0W0 is missing"));
-    order.ranks[0].insert(2, Action::new(Stage(0), Op::BackwardWeight, Microbatch(0)));
+    order.ranks[0].insert(2, Action::new(Stage::new(0), Op::BackwardWeight, Microbatch::new(0)));
     assert_eq!(violations(&order), []);
-    order.ranks[0].insert(3, Action::new(Stage(0), Op::FullBackward, Microbatch(0)));
+    order.ranks[0].insert(3, Action::new(Stage::new(0), Op::FullBackward, Microbatch::new(0)));
     assert!(violations(&order)[0].message.contains("beside a split backward"));
 }
 
@@ -102,7 +102,7 @@ fn r04_forward_first() {
 fn r05_input_before_weight() {
     let mut order = full("gpipe", 1, 1, 1);
     order.ranks[0][1].op = Op::BackwardWeight;
-    order.ranks[0].insert(2, Action::new(Stage(0), Op::BackwardInput, Microbatch(0)));
+    order.ranks[0].insert(2, Action::new(Stage::new(0), Op::BackwardInput, Microbatch::new(0)));
     assert_eq!(rules(&order), [Rule::InputBeforeWeight, Rule::DeadlockFree]);
 }
 
@@ -121,7 +121,7 @@ fn r06_message_pairs() {
         assert!(rules(&order).contains(&Rule::MessagePairs));
     }
     let mut order = full("1f1b", 2, 1, 1);
-    order.ranks[1].push(Action::new(Stage(1), Op::SendForward, Microbatch(0)));
+    order.ranks[1].push(Action::new(Stage::new(1), Op::SendForward, Microbatch::new(0)));
     assert!(violations(&order)[0].message.contains("1SEND_F0 has no stage at its other end"));
 }
 
@@ -185,7 +185,7 @@ fn r11_collective() {
 #[test]
 fn r11_only_the_ends_hold_a_copy() {
     let mut order = full("gpipe", 3, 1, 1);
-    order.ranks[1].push(Action::whole_stage(Stage(1), Op::ReduceTied));
+    order.ranks[1].push(Action::whole_stage(Stage::new(1), Op::ReduceTied));
     assert!(
         violations(&order).iter().any(|v| v.rule == Rule::Collective && v.message.contains("stage 1 holds no copy"))
     );

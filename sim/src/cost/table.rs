@@ -58,7 +58,7 @@ impl CostModel for TableCost {
             Op::SendForward | Op::SendBackward => self.message.send.median,
             Op::RecvForward | Op::RecvBackward => self.message.receive.median,
             // Both copies travel at once; measured for a message of another size, so scaled.
-            Op::ReduceTied => {
+            Op::ReduceGrad | Op::ReduceTied => {
                 let scale = task.payload as f64 / self.message.bytes.max(1) as f64;
                 (self.message.send.median + self.message.receive.median) * scale
             }
@@ -81,7 +81,7 @@ pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
         let stage = Stage::at(s);
         let (mut output, mut tied, mut logits, mut forward_flops) = (0, 0, 0, 0.0);
         if let Some(model) = &plan.model {
-            let last = stage == plan.placement().last();
+            let last = plan.placement().is_last(stage);
             output = if last { 0 } else { tokens * u64::from(model.hidden_size) * FP32 };
             let shares = plan.reduces_tied_embedding() && (last || s == 0);
             tied = if shares { model.token_embedding_parameters() * FP32 } else { 0 };

@@ -2,26 +2,35 @@
 
 use super::CostModel;
 use pipewright_ir::action::Op;
-use pipewright_ir::placement::Placement;
-use pipewright_ir::plan::UnitCosts;
+use pipewright_ir::schedule::Schedule;
 use pipewright_ir::task::Task;
+use pipewright_ir::unit_costs::{StageTimes, UnitCosts};
 
-/// Costs of each stage: the cost of a rank's whole share / `v` x the stage's scale. Exact in f64 for small integers.
+/// Costs of each stage: the cost of a rank's whole share / `v` x the stage's scale, and of a slice its share of that.
+/// Exact in f64 for small integers.
 #[derive(Clone, Debug)]
 pub struct UnitCost {
+    /// F, I, W and optimizer step of each stage.
     stages: Vec<[f64; 4]>,
+    /// Overlapped F and B of each stage.
+    overlapped: Option<Vec<f64>>,
     hop: f64,
 }
 
 impl UnitCost {
-    /// Unit costs over a placement; `v` is stages / ranks.
-    pub fn new(costs: &UnitCosts, placement: &Placement) -> Self {
-        let chunks = placement.chunks();
-        let stage = |s: u32| {
-            let scale = costs.stage_scale.get(s as usize).copied().unwrap_or(1.0);
-            [costs.forward, costs.backward_input, costs.backward_weight, costs.optimizer].map(|c| c / chunks * scale)
-        };
-        Self { stages: (0..placement.stages()).map(stage).collect(), hop: costs.hop }
+    /// Unit costs of a schedule; `v` is stages / ranks.
+    pub fn new(costs: &UnitCosts, schedule: &Schedule) -> Self {
+        let placement = schedule.placement();
+        let (chunks, slices) = (placement.chunks(), f64::from(schedule.cells().slices()));
+        let times = StageTimes::of(costs, placement.ranks(), placement.stages());
+        let stages = times.stages.iter().enumerate().map(|(s, t)| {
+            let optimizer = costs.optimizer / chunks * costs.scale(s);
+            [t.forward / slices, t.backward_input / slices, t.backward_weight / slices, optimizer]
+        });
+        let overlapped = costs
+            .overlapped_forward_backward
+            .map(|both| (0..times.stages.len()).map(|s| both / chunks / slices * costs.scale(s)).collect());
+        Self { stages: stages.collect(), overlapped, hop: costs.hop }
     }
 }
 
@@ -34,7 +43,28 @@ impl CostModel for UnitCost {
             Op::BackwardInput => *input,
             Op::BackwardWeight => *weight,
             Op::OptimizerStep => *optimizer,
-            Op::SendForward | Op::RecvForward | Op::SendBackward | Op::RecvBackward | Op::ReduceTied => 0.0,
+            Op::SendForward
+            | Op::RecvForward
+            | Op::SendBackward
+            | Op::RecvBackward
+            | Op::ReduceGrad
+            | Op::ReduceTied => 0.0,
+        }
+    }
+
+    /// The overlapped time where a forward and a whole backward are among the parts, the mean of both stages' where they
+    /// differ; else the sum.
+    fn compound(&self, parts: &[&Task]) -> f64 {
+        let sum = parts.iter().map(|task| self.duration(task)).sum();
+        let Some(overlapped) = &self.overlapped else { return sum };
+        let find = |op| parts.iter().find(|t| t.action.op == op).map(|t| t.action.stage.index());
+        let weight = find(Op::FullBackward).or_else(|| find(Op::BackwardInput).and(find(Op::BackwardWeight)));
+        match (find(Op::Forward), weight, parts.len()) {
+            (Some(f), Some(b), 2 | 3) => {
+                let of = |s: usize| overlapped.get(s).copied().unwrap_or(0.0);
+                f64::midpoint(of(f), of(b))
+            }
+            _ => sum,
         }
     }
 

@@ -45,7 +45,7 @@ pub(super) fn of_rank(run: &Run<'_>, zero: f64, rank: Rank) -> Vec<Piece> {
             let of_chunk = task.action.op.is_compute();
             let chunk = stages.iter().position(|s| *s == task.action.stage).filter(|_| of_chunk).unwrap_or(0);
             let fill = Fill { op: task.action.op, chunk, chunks: if of_chunk { chunks } else { 1 } };
-            let label = task.action.microbatch.map(|m| m.0);
+            let label = task.action.microbatch.map(|m| m.number());
             pieces.push(Piece { start: span.start - zero, end: span.end - zero, fill, label });
         }
     }

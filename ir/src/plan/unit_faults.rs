@@ -1,45 +1,8 @@
-//! The abstract costs of a scenario: defaults and faults.
+//! Faults of the abstract costs of a scenario.
 
 use super::Plan;
 use crate::fault::Fault;
-use crate::scenario::{CostModelName, Costs, Scenario};
-
-/// Unit costs, resolved. Abstract units.
-#[derive(Clone, Debug, PartialEq)]
-pub struct UnitCosts {
-    /// F of one microbatch on a rank's whole share.
-    pub forward: f64,
-    /// I, likewise.
-    pub backward_input: f64,
-    /// W, likewise; B = I + W.
-    pub backward_weight: f64,
-    /// From the end of a task to the moment its output is on another rank.
-    pub hop: f64,
-    /// Optimizer step of a rank's whole share.
-    pub optimizer: f64,
-    /// Multiplier of each stage; empty for all 1.
-    pub stage_scale: Vec<f64>,
-}
-
-impl Default for UnitCosts {
-    fn default() -> Self {
-        let (forward, backward_input, backward_weight) = (1.0, 1.0, 1.0);
-        Self { forward, backward_input, backward_weight, hop: 0.0, optimizer: 0.0, stage_scale: Vec::new() }
-    }
-}
-
-impl From<&Costs> for UnitCosts {
-    fn from(costs: &Costs) -> Self {
-        Self {
-            forward: costs.forward.unwrap_or(1.0),
-            backward_input: costs.backward_input.unwrap_or(1.0),
-            backward_weight: costs.backward_weight.unwrap_or(1.0),
-            hop: costs.hop.unwrap_or(0.0),
-            optimizer: costs.optimizer.unwrap_or(0.0),
-            stage_scale: costs.stage_scale.clone().unwrap_or_default(),
-        }
-    }
-}
+use crate::scenario::{CostModelName, Costs, Overlap, Scenario};
 
 /// Largest cost that is accepted: sums of a million of them keep their small change.
 const MAX_COST: f64 = 1e9;
@@ -53,6 +16,7 @@ pub(super) fn check(scenario: &Scenario, faults: &mut Vec<Fault>) {
         (costs.backward_weight, "backward_weight"),
         (costs.hop, "hop"),
         (costs.optimizer, "optimizer"),
+        (costs.overlapped_forward_backward, "overlapped_forward_backward"),
     ];
     let mut number = |value: f64, path: String| {
         if !(0.0..=MAX_COST).contains(&value) {
@@ -68,6 +32,7 @@ pub(super) fn check(scenario: &Scenario, faults: &mut Vec<Fault>) {
     for (s, scale) in costs.stage_scale.iter().flatten().enumerate() {
         number(*scale, format!("costs.stage_scale[{s}]"));
     }
+    overlap(costs, faults);
     match costs.model {
         CostModelName::Table if costs.file.is_none() => {
             let message = "a cost table needs its file";
@@ -89,6 +54,21 @@ pub(super) fn check(scenario: &Scenario, faults: &mut Vec<Fault>) {
             faults.push(Fault::new("costs.file", "costs::mixed", message, "use \"model\": \"table\", or leave it out"));
         }
         CostModelName::Unit => {}
+    }
+}
+
+/// A measured overlap needs its number, and the number a measured overlap.
+fn overlap(costs: &Costs, faults: &mut Vec<Fault>) {
+    let measured = costs.overlap == Some(Overlap::Overlapped);
+    if measured && costs.overlapped_forward_backward.is_none() {
+        let message = "costs.overlap is \"overlapped\", but how long an overlapped F and B take is not given";
+        let help = "add \"overlapped_forward_backward\", or use \"atomic\": the sum of both";
+        faults.push(Fault::new("costs.overlap", "costs::overlap", message, help));
+    }
+    if !measured && costs.overlapped_forward_backward.is_some() {
+        let message = "costs.overlapped_forward_backward is used only with \"overlap\": \"overlapped\"";
+        let help = "set costs.overlap to \"overlapped\", or leave it out";
+        faults.push(Fault::new("costs.overlapped_forward_backward", "costs::overlap", message, help));
     }
 }
 
