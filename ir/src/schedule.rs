@@ -157,6 +157,26 @@ impl Schedule {
         &self.topological
     }
 
+    /// All tasks in one order that every queue of `semantics` respects, tasks that happen together side by side; `None`
+    /// where the schedule deadlocks under it. Eager sends, under which it was checked, always have one.
+    pub fn order_under(&self, semantics: Semantics) -> Option<Vec<TaskId>> {
+        match semantics {
+            Semantics::Eager => Some(self.topological.clone()),
+            _ => spec::deadlock::order(&self.draft, semantics),
+        }
+    }
+
+    /// Task -> the task that stands for it and all that happen together with it under `semantics`: the parts of a
+    /// compound action, and with sends that wait a send and its receive.
+    pub fn together(&self, semantics: Semantics) -> Vec<TaskId> {
+        spec::deadlock::joined(&self.draft, semantics).into_iter().map(TaskId).collect()
+    }
+
+    /// The queue in which a task waits under `semantics`, below `ranks x Lane::queues(ranks)`.
+    pub fn queue(&self, id: TaskId, semantics: Semantics) -> usize {
+        spec::deadlock::queue_of(self.task(id), self.ranks(), semantics)
+    }
+
     /// Messages between different ranks in one step.
     pub fn messages(&self) -> usize {
         self.tasks().filter(|(_, t)| t.action.op.is_send()).count()

@@ -4,7 +4,7 @@
 //! wrong draft. Each rule below has a number, a line, and a test in `spec/tests.rs` that breaks it.
 
 mod coverage;
-mod deadlock;
+pub(crate) mod deadlock;
 mod memory;
 mod messages;
 mod step_end;
@@ -149,7 +149,7 @@ pub(crate) fn check(draft: &Draft, semantics: Semantics) -> (Vec<Violation>, Vec
     coverage::check(&table, &mut report);
     messages::check(&table, &mut report);
     step_end::check(&table, &mut report);
-    let order = deadlock::check(draft, &table, semantics, &mut report);
+    let order = deadlock::check(draft, semantics, &mut report);
     // Buffers follow from the order; behind another fault they would only repeat it.
     if report.violations.is_empty() {
         memory::check(&order, &mut report);

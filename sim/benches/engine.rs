@@ -4,7 +4,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pipewright_ir::passes::{add_optimizer_step, add_send_recv};
 use pipewright_ir::schedule::{Draft, Schedule};
-use pipewright_ir::schedules::{ScheduleParams, find};
+use pipewright_ir::schedules::{FAMILIES, ScheduleParams, find};
 use pipewright_ir::unit_costs::UnitCosts;
 use pipewright_ir::workload::Workload;
 use pipewright_sim::{Engine, Options, cost::UnitCost};
@@ -46,5 +46,26 @@ fn whole(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, run, whole);
+/// Every family at p = 64, m = 512 with as many chunks as it may have up to 2: order, messages, law, simulation.
+fn families(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("p=64 m=512, build, check and simulate");
+    group.sample_size(10);
+    for family in &FAMILIES {
+        let params = ScheduleParams::new(64, 512, family.default_chunks(Some(2)));
+        if !family.faults(&params).is_empty() {
+            continue;
+        }
+        group.bench_function(family.name, |b| {
+            b.iter(|| {
+                let order = add_send_recv(&family.order(&params).unwrap());
+                let stages = order.placement.stages();
+                let schedule = Draft::lower(&order, &Workload::abstract_stages(stages)).seal().unwrap();
+                black_box(compile(&schedule).run(&Options::default()))
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, run, whole, families);
 criterion_main!(benches);

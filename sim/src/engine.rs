@@ -7,14 +7,16 @@ use crate::Options;
 use crate::cost::CostModel;
 use crate::shared::{self, Machine};
 use petgraph::Direction;
+use petgraph::graph::NodeIndex;
 use petgraph::visit::EdgeRef;
 use pipewright_ir::ids::TaskId;
 use pipewright_ir::schedule::Schedule;
+use pipewright_ir::spec::Semantics;
 use pipewright_ir::task::{Dep, Lane, Task};
 use pipewright_ir::timeline::{Source, Span, Timeline};
 use std::ops::Range;
 
-/// A schedule compiled for simulation.
+/// A schedule compiled for simulation under one semantics of sends.
 ///
 /// Slots `0 .. tasks` are tasks; behind them comes one slot for each queue of each rank, which holds when it
 /// became free in the step before.
@@ -31,52 +33,92 @@ pub struct Engine {
     transfers: Vec<(u32, TaskId)>,
     /// Duration of the k-th task in order.
     pub(crate) duration: Vec<f64>,
-    /// Compound actions: where the parts stand in `order`, side by side, and how long they take together.
-    compounds: Vec<(usize, usize, f64)>,
+    /// Tasks that happen together, in order.
+    sets: Vec<Set>,
     /// Last task of each lane slot.
     pub(crate) lane_tails: Vec<Option<u32>>,
     /// Whether a task runs on a compute lane.
     pub(crate) is_compute: Vec<bool>,
 }
 
+/// Tasks that happen together; they stand side by side in the order.
+#[derive(Clone, Debug)]
+struct Set {
+    range: Range<usize>,
+    kind: SetKind,
+    /// How long they take together.
+    duration: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SetKind {
+    /// The parts of a compound action.
+    Compound,
+    /// A send that waits and its receive.
+    Message,
+    /// The members of a collective.
+    Collective,
+}
+
+impl SetKind {
+    fn of(task: &Task) -> Self {
+        match task.lane {
+            Lane::Compute => SetKind::Compound,
+            Lane::Send | Lane::Receive => SetKind::Message,
+            Lane::Collective => SetKind::Collective,
+        }
+    }
+}
+
 impl Engine {
-    /// Compiles a schedule. All costs are 0 until [`Engine::set_costs`].
+    /// Compiles a schedule whose sends never wait. All costs are 0 until [`Engine::set_costs`].
     pub fn new(schedule: &Schedule) -> Self {
+        Self::compile(schedule, schedule.topological(), Semantics::Eager)
+    }
+
+    /// Compiles a schedule under a semantics of sends; `None` where it deadlocks under it.
+    ///
+    /// Under rendezvous a rank does one thing at a time and both ends of a message are busy for the hop. Under stream
+    /// FIFO only the streams between the two ranks are: messages of two ranks, whichever way they go, wait for each
+    /// other. Under eager sends a hop holds up nobody but the receiver.
+    pub fn under(schedule: &Schedule, semantics: Semantics) -> Option<Self> {
+        Some(Self::compile(schedule, &schedule.order_under(semantics)?, semantics))
+    }
+
+    fn compile(schedule: &Schedule, order: &[TaskId], semantics: Semantics) -> Self {
         let tasks = schedule.len();
         let graph = schedule.graph();
-        let queues = Lane::queues(TaskId::at(schedule.ranks()).0);
-        let lanes = schedule.ranks() * queues;
+        let queues = schedule.ranks() * Lane::queues(TaskId::at(schedule.ranks()).0);
+        let together = schedule.together(semantics);
         let mut engine = Self {
             tasks,
-            order: schedule.topological().iter().map(|id| id.0).collect(),
+            order: order.iter().map(|id| id.0).collect(),
             start: Vec::with_capacity(tasks + 1),
-            predecessors: Vec::with_capacity(graph.edge_count() + lanes),
+            predecessors: Vec::with_capacity(graph.edge_count() + queues),
             latency: Vec::new(),
             transfers: Vec::new(),
             duration: vec![0.0; tasks],
-            compounds: compounds(schedule),
-            lane_tails: vec![None; lanes],
+            sets: sets(schedule, order, &together),
+            lane_tails: vec![None; queues],
             is_compute: schedule.tasks().map(|(_, t)| t.lane == Lane::Compute).collect(),
         };
         engine.start.push(0);
-        for id in schedule.topological() {
-            let node = petgraph::graph::NodeIndex::new(id.index());
-            let task = &graph[node];
-            let lane = task.rank.index() * queues + task.queue();
-            let mut first_of_lane = true;
-            for edge in graph.edges_directed(node, Direction::Incoming) {
-                match edge.weight() {
-                    Dep::Program => first_of_lane = false,
-                    Dep::Transfer => engine.transfers.push((TaskId::at(engine.predecessors.len()).0, *id)),
-                    Dep::Data | Dep::Weight => {}
+        for id in order {
+            let queue = schedule.queue(*id, semantics);
+            // Tasks of a queue come in program order, so the latest seen is the one before.
+            let before = engine.lane_tails[queue].replace(id.0);
+            engine.predecessors.push(before.unwrap_or_else(|| TaskId::at(tasks + queue).0));
+            for edge in graph.edges_directed(NodeIndex::new(id.index()), Direction::Incoming) {
+                let from = edge.source().index();
+                let within = edge.weight() == &Dep::Transfer && together[from] == together[id.index()];
+                if within || edge.weight() == &Dep::Program {
+                    continue;
                 }
-                engine.predecessors.push(TaskId::at(edge.source().index()).0);
+                if edge.weight() == &Dep::Transfer {
+                    engine.transfers.push((TaskId::at(engine.predecessors.len()).0, *id));
+                }
+                engine.predecessors.push(TaskId::at(from).0);
             }
-            if first_of_lane {
-                engine.predecessors.push(TaskId::at(tasks + lane).0);
-            }
-            // Tasks of a lane come in program order, so the latest seen is the lane's last.
-            engine.lane_tails[lane] = Some(id.0);
             engine.start.push(TaskId::at(engine.predecessors.len()).0);
         }
         engine.latency = vec![0.0; engine.predecessors.len()];
@@ -91,9 +133,17 @@ impl Engine {
         for (entry, receiver) in &self.transfers {
             self.latency[*entry as usize] = cost.latency(schedule.task(*receiver));
         }
-        for (first, end, duration) in &mut self.compounds {
-            let parts: Vec<&Task> = self.order[*first..*end].iter().map(|id| schedule.task(TaskId(*id))).collect();
-            *duration = cost.compound(&parts);
+        for set in &mut self.sets {
+            let parts: Vec<&Task> = self.order[set.range.clone()].iter().map(|id| schedule.task(TaskId(*id))).collect();
+            let durations = || parts.iter().map(|task| cost.duration(task));
+            set.duration = match set.kind {
+                SetKind::Compound => cost.compound(&parts),
+                SetKind::Message => {
+                    let receive = parts.iter().find(|task| task.lane == Lane::Receive);
+                    durations().sum::<f64>() + receive.map_or(0.0, |task| cost.latency(task))
+                }
+                SetKind::Collective => durations().fold(0.0, f64::max),
+            };
         }
     }
 
@@ -107,8 +157,7 @@ impl Engine {
                 for slice in spans.chunks_exact_mut(self.tasks.max(1)) {
                     match machine {
                         Some(machine) => shared::run(self, machine, &mut ends, slice),
-                        None if options.compound => self.run_step_with_compounds(&mut ends, slice),
-                        None => self.run_range(0..self.tasks, &mut ends, slice),
+                        None => self.run_step(options.compound, &mut ends, slice),
                     }
                     self.carry_over(&mut ends, options.barrier);
                 }
@@ -141,28 +190,38 @@ impl Engine {
         start
     }
 
-    /// One step in which the parts of a compound action start and end together. Each part's span is its share of the
-    /// whole, in order, so that the spans of a lane never overlap; whoever waits for a part waits for the whole.
-    fn run_step_with_compounds(&self, ends: &mut [f64], spans: &mut [Span]) {
+    /// Runs one step. Whoever waits for a task of a set waits for the whole set.
+    fn run_step(&self, compound: bool, ends: &mut [f64], spans: &mut [Span]) {
         let mut next = 0;
-        for (first, last, duration) in &self.compounds {
-            self.run_range(next..*first, ends, spans);
-            next = *last;
-            let parts = &self.order[*first..*last];
-            let others = |id: u32| !parts.contains(&id);
-            let start = (*first..*last).map(|k| self.ready(k, ends, others)).fold(0.0, f64::max);
-            let end = start + duration;
-            let sum: f64 = self.duration[*first..*last].iter().sum();
-            let stretch = if sum > 0.0 { duration / sum } else { 0.0 };
-            let mut at = start;
-            for (k, id) in (*first..*last).zip(parts) {
-                let until = if k + 1 == *last { end } else { at + self.duration[k] * stretch };
-                ends[*id as usize] = end;
-                spans[*id as usize] = Span { start: at, end: until };
-                at = until;
+        for set in self.sets.iter().filter(|set| compound || set.kind != SetKind::Compound) {
+            self.run_range(next..set.range.start, ends, spans);
+            next = set.range.end;
+            let parts = &self.order[set.range.clone()];
+            let others = |slot: u32| !parts.contains(&slot);
+            let start = set.range.clone().map(|k| self.ready(k, ends, others)).fold(0.0, f64::max);
+            let end = start + set.duration;
+            if set.kind == SetKind::Compound {
+                self.share(set, start, spans);
+            } else {
+                parts.iter().for_each(|id| spans[*id as usize] = Span { start, end });
             }
+            parts.iter().for_each(|id| ends[*id as usize] = end);
         }
         self.run_range(next..self.tasks, ends, spans);
+    }
+
+    /// Each part's span is its share of the compound action, one behind the other, so that the spans of a lane never
+    /// overlap.
+    fn share(&self, set: &Set, start: f64, spans: &mut [Span]) {
+        let sum: f64 = self.duration[set.range.clone()].iter().sum();
+        let stretch = if sum > 0.0 { set.duration / sum } else { 0.0 };
+        let mut at = start;
+        for k in set.range.clone() {
+            let last = k + 1 == set.range.end;
+            let end = if last { start + set.duration } else { at + self.duration[k] * stretch };
+            spans[self.order[k] as usize] = Span { start: at, end };
+            at = end;
+        }
     }
 
     /// When each lane is free for the next step.
@@ -179,16 +238,49 @@ impl Engine {
     }
 }
 
-/// The compound actions in topological order, without their durations. The law puts their parts side by side there.
-fn compounds(schedule: &Schedule) -> Vec<(usize, usize, f64)> {
-    let group = |id: &TaskId| schedule.task(*id).group;
-    let mut compounds = Vec::new();
+/// The tasks that happen together, without their durations. The order has them side by side.
+fn sets(schedule: &Schedule, order: &[TaskId], together: &[TaskId]) -> Vec<Set> {
+    let mut sets = Vec::new();
     let mut at = 0;
-    for parts in schedule.topological().chunk_by(|a, b| group(a).is_some() && group(a) == group(b)) {
+    for parts in order.chunk_by(|a, b| together[a.index()] == together[b.index()]) {
         if parts.len() > 1 {
-            compounds.push((at, at + parts.len(), 0.0));
+            sets.push(Set { range: at..at + parts.len(), kind: SetKind::of(schedule.task(parts[0])), duration: 0.0 });
         }
         at += parts.len();
     }
-    compounds
+    sets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::UnitCost;
+    use pipewright_ir::order::PipelineOrder;
+    use pipewright_ir::passes::add_send_recv;
+    use pipewright_ir::schedule::Draft;
+    use pipewright_ir::unit_costs::UnitCosts;
+    use pipewright_ir::workload::Workload;
+
+    fn makespan(csv: &str, hop: f64, semantics: Semantics) -> f64 {
+        let order = PipelineOrder::from_csv(csv, 2).unwrap();
+        let stages = order.placement.stages();
+        let schedule = Draft::lower(&add_send_recv(&order), &Workload::abstract_stages(stages)).seal().unwrap();
+        let mut engine = Engine::under(&schedule, semantics).unwrap();
+        engine.set_costs(&schedule, &UnitCost::new(&UnitCosts { hop, ..UnitCosts::default() }, &schedule));
+        engine.run(&Options::default()).makespan()
+    }
+
+    /// GPipe, p = 2, m = 2, F = 1, B = 2, hop 1, worked out by hand. Rendezvous: rank 0 sends at 1 and 3, rank 1 computes
+    /// F0 2-3, F1 4-5, B0 5-7, B1 8-10, rank 0 receives again at 7 and, after B0 8-10, at 10.
+    #[test]
+    fn a_hop_costs_what_its_semantics_says() {
+        let gpipe = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
+        assert_eq!(makespan(gpipe, 0.0, Semantics::Rendezvous), 9.0);
+        assert_eq!(makespan(gpipe, 1.0, Semantics::Eager), 11.0);
+        assert_eq!(makespan(gpipe, 1.0, Semantics::StreamFifo), 11.0);
+        assert_eq!(makespan(gpipe, 1.0, Semantics::Rendezvous), 13.0);
+        // A hop longer than F: the second message waits for the stream, 1-3 and 3-5.
+        assert_eq!(makespan(gpipe, 2.0, Semantics::Eager), 13.0);
+        assert_eq!(makespan(gpipe, 2.0, Semantics::StreamFifo), 14.0);
+    }
 }

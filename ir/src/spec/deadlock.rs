@@ -16,7 +16,6 @@
 //! is the witness.
 
 use super::messages::sent_as;
-use super::table::Table;
 use super::{Report, Rule, Semantics};
 use crate::ids::TaskId;
 use crate::schedule::{Draft, same_collective};
@@ -24,9 +23,15 @@ use crate::task::{Dep, Lane, Task};
 use petgraph::visit::EdgeRef;
 use std::collections::{BTreeMap, VecDeque};
 
+/// The tasks in an order that can run under `semantics`, joined tasks side by side; `None` in a deadlock.
+pub(crate) fn order(draft: &Draft, semantics: Semantics) -> Option<Vec<TaskId>> {
+    let (order, _) = Waits::new(draft, semantics).run();
+    (order.len() == draft.graph.node_count()).then_some(order)
+}
+
 /// Reports a deadlock, if there is one; returns the tasks in an order that can run.
-pub(super) fn check(draft: &Draft, table: &Table<'_>, semantics: Semantics, report: &mut Report<'_>) -> Vec<TaskId> {
-    let waits = Waits::new(draft, table, semantics);
+pub(super) fn check(draft: &Draft, semantics: Semantics, report: &mut Report<'_>) -> Vec<TaskId> {
+    let waits = Waits::new(draft, semantics);
     let (order, done) = waits.run();
     if order.len() < draft.graph.node_count() {
         let cycle = waits.shortest_cycle(draft, &done);
@@ -66,12 +71,12 @@ struct Waits {
 }
 
 impl Waits {
-    fn new(draft: &Draft, table: &Table<'_>, semantics: Semantics) -> Self {
+    fn new(draft: &Draft, semantics: Semantics) -> Self {
         let n = draft.graph.node_count();
-        let joined = joined(draft, table, semantics, n);
+        let joined = joined(draft, semantics);
         let ranks = draft.programs.len();
         let queues = ranks * (Lane::ALL.len() + ranks);
-        let queue: Vec<u32> = draft.tasks().map(|(_, task)| queue_of(task, ranks, semantics)).collect();
+        let queue: Vec<u32> = draft.tasks().map(|(_, task)| TaskId::at(queue_of(task, ranks, semantics)).0).collect();
         let mut edges = Vec::with_capacity(draft.graph.edge_count() + n);
         let mut tail = vec![u32::MAX; queues];
         for id in 0..n {
@@ -208,9 +213,8 @@ fn cycle_through(start: usize, waits_for: &[Vec<usize>]) -> Option<Vec<usize>> {
 }
 
 /// Task -> the task that stands for it.
-fn joined(draft: &Draft, table: &Table<'_>, semantics: Semantics, n: usize) -> Vec<u32> {
+pub(crate) fn joined(draft: &Draft, semantics: Semantics) -> Vec<u32> {
     let mut joined: Vec<u32> = draft.tasks().map(|(id, task)| task.group.unwrap_or(id).0).collect();
-    debug_assert_eq!(joined.len(), n);
     if semantics == Semantics::Eager {
         return joined;
     }
@@ -219,14 +223,15 @@ fn joined(draft: &Draft, table: &Table<'_>, semantics: Semantics, n: usize) -> V
         if task.action.op.is_collective() {
             let first = collectives.iter().find(|c| same_collective(draft.task(**c), task) && task.peer.is_some());
             joined[id.index()] = first.copied().unwrap_or(id).0;
-        } else if let Some(send) = sent_as(table, &task.action) {
+        } else if let Some(send) = sent_as(draft, &task.action) {
             joined[id.index()] = send.0;
         }
     }
     joined
 }
 
-fn queue_of(task: &Task, ranks: usize, semantics: Semantics) -> u32 {
+/// The queue of a task, below `ranks x Lane::queues(ranks)`.
+pub(crate) fn queue_of(task: &Task, ranks: usize, semantics: Semantics) -> usize {
     let width = Lane::ALL.len() + ranks;
     let within = match (semantics, task.lane) {
         (Semantics::Rendezvous, _) => 0,
@@ -236,5 +241,5 @@ fn queue_of(task: &Task, ranks: usize, semantics: Semantics) -> u32 {
         (Semantics::Eager, Lane::Receive) => task.queue(),
         (_, lane) => lane as usize,
     };
-    TaskId::at(task.rank.index() * width + within).0
+    task.rank.index() * width + within
 }

@@ -5,7 +5,7 @@ use super::{Report, Rule};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Rank, Stage, TaskId};
 use crate::placement::Placement;
-use crate::schedule::same_collective;
+use crate::schedule::{Draft, same_collective};
 use std::collections::BTreeMap;
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
@@ -122,7 +122,7 @@ fn channel_order(table: &Table<'_>, report: &mut Report<'_>) {
     let ranks = table.draft.programs.len();
     let mut latest: Vec<Option<(TaskId, TaskId)>> = vec![None; ranks * ranks];
     for (receive, task) in table.draft.tasks().filter(|(_, t)| t.action.op.is_receive()) {
-        let Some(send) = sent_as(table, &task.action) else { continue };
+        let Some(send) = sent_as(table.draft, &task.action) else { continue };
         let from = table.draft.task(send).rank;
         let Some(slot) = latest.get_mut(from.index() * ranks + task.rank.index()) else { continue };
         if let Some((earlier_receive, earlier_send)) = slot.filter(|(_, earlier)| *earlier > send) {
@@ -137,13 +137,13 @@ fn channel_order(table: &Table<'_>, report: &mut Report<'_>) {
 }
 
 /// The send that a receive takes.
-pub(super) fn sent_as(table: &Table<'_>, receive: &Action) -> Option<TaskId> {
+pub(super) fn sent_as(draft: &Draft, receive: &Action) -> Option<TaskId> {
     let (op, stage) = match receive.op {
-        Op::RecvForward => (Op::SendForward, table.draft.placement.previous(receive.stage)?),
-        Op::RecvBackward => (Op::SendBackward, table.draft.placement.next(receive.stage)?),
+        Op::RecvForward => (Op::SendForward, draft.placement.previous(receive.stage)?),
+        Op::RecvBackward => (Op::SendBackward, draft.placement.next(receive.stage)?),
         _ => return None,
     };
-    table.get(op, stage, receive.microbatch?)
+    draft.index.get(op, stage, receive.microbatch?)
 }
 
 /// R11: a reduction needs every holder of what it reduces, once, with one size.
