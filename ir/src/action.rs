@@ -7,7 +7,7 @@ use crate::ids::{Microbatch, Pipe, Stage};
 use std::fmt;
 use std::str::FromStr;
 
-/// What an action does.
+/// What an action does. Those that stand once for each (stage, microbatch) come first: tables count on their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Op {
     /// `F`: forward of one microbatch.

@@ -6,29 +6,18 @@ use crate::ids::{Microbatch, Stage, TaskId};
 use crate::order::PipelineOrder;
 
 const NONE: u32 = u32::MAX;
-const OPS: [Op; 8] = [
-    Op::Forward,
-    Op::FullBackward,
-    Op::BackwardInput,
-    Op::BackwardWeight,
-    Op::SendForward,
-    Op::RecvForward,
-    Op::SendBackward,
-    Op::RecvBackward,
-];
+
+/// The operations that stand once for each (stage, microbatch): the first eight of [`Op`], by their number.
+const OPS: usize = Op::RecvBackward as usize + 1;
 
 /// (operation, stage, microbatch) -> the first task that does it. Task ids count the order's actions rank by rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Index {
     pub(crate) cells: Cells,
     /// A table an operation; empty for one that the order has not.
-    first: [Vec<u32>; OPS.len()],
+    first: [Vec<u32>; OPS],
     /// The tasks that reduce something over ranks.
     pub(crate) collectives: Vec<TaskId>,
-}
-
-fn slot(op: Op) -> Option<usize> {
-    OPS.iter().position(|o| *o == op)
 }
 
 impl Index {
@@ -45,8 +34,8 @@ impl Index {
         if action.op.is_collective() {
             self.collectives.push(id);
         }
-        let Some((op, cell)) = slot(action.op).zip(self.cell(action)) else { return };
-        let table = &mut self.first[op];
+        let Some(cell) = self.cell(action) else { return };
+        let Some(table) = self.first.get_mut(action.op as usize) else { return };
         if table.is_empty() {
             table.resize(self.cells.len(), NONE);
         }
@@ -60,18 +49,20 @@ impl Index {
         self.cells.index(action.stage, action.microbatch?)
     }
 
+    /// The first task with this operation on the (stage, microbatch) of this number.
+    pub(crate) fn at(&self, op: Op, cell: usize) -> Option<TaskId> {
+        let id = *self.first.get(op as usize)?.get(cell)?;
+        (id != NONE).then_some(TaskId(id))
+    }
+
     /// The first task with this operation, stage and microbatch.
     pub(crate) fn get(&self, op: Op, stage: Stage, microbatch: Microbatch) -> Option<TaskId> {
-        let table = &self.first[slot(op)?];
-        if table.is_empty() {
-            return None;
-        }
-        let id = table.get(self.cells.index(stage, microbatch)?)?;
-        (*id != NONE).then_some(TaskId(*id))
+        self.at(op, self.cells.index(stage, microbatch)?)
     }
 
     /// The task that makes the gradient of the input: B or I.
     pub(crate) fn input_gradient(&self, stage: Stage, microbatch: Microbatch) -> Option<TaskId> {
-        self.get(Op::FullBackward, stage, microbatch).or_else(|| self.get(Op::BackwardInput, stage, microbatch))
+        let cell = self.cells.index(stage, microbatch)?;
+        self.at(Op::FullBackward, cell).or_else(|| self.at(Op::BackwardInput, cell))
     }
 }

@@ -3,12 +3,16 @@
 use super::table::Table;
 use super::{Report, Rule};
 use crate::action::{Action, Op};
-use crate::ids::{Microbatch, Rank, Stage};
+use crate::ids::{Microbatch, Rank, Stage, TaskId};
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
-    for (stage, microbatch) in table.cells() {
-        exactly_once(table, stage, microbatch, report);
-        in_order(table, stage, microbatch, report);
+    for (cell, (stage, microbatch)) in table.cells().enumerate() {
+        let [forward, full, input, weight] =
+            [Op::Forward, Op::FullBackward, Op::BackwardInput, Op::BackwardWeight].map(|op| table.at(op, cell));
+        let computed = Computed { forward, full, input, weight };
+        computed.exactly_once(stage, microbatch, report);
+        computed.in_order(table, report);
+        slice_order(table, stage, microbatch, report);
     }
     compounds(table, report);
     for (id, task) in table.draft.tasks() {
@@ -23,55 +27,74 @@ pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
     }
 }
 
-fn exactly_once(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
-    let at = |op| table.get(op, stage, microbatch);
-    let name = |op| Action::new(stage, op, microbatch).to_string();
-    let [forward, full, input, weight] = [Op::Forward, Op::FullBackward, Op::BackwardInput, Op::BackwardWeight].map(at);
-    if forward.is_none() {
-        let help = format!("add {}", name(Op::Forward));
-        report.add(Rule::ExactlyOnce, format!("{} is missing", name(Op::Forward)), help, &[]);
+/// The tasks that compute one microbatch on one stage.
+struct Computed {
+    forward: Option<TaskId>,
+    full: Option<TaskId>,
+    input: Option<TaskId>,
+    weight: Option<TaskId>,
+}
+
+impl Computed {
+    fn exactly_once(&self, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
+        let Self { forward, full, input, weight } = *self;
+        if forward.is_some() && full.is_some() && input.is_none() && weight.is_none() {
+            return;
+        }
+        let name = |op| Action::new(stage, op, microbatch).to_string();
+        if forward.is_none() {
+            let help = format!("add {}", name(Op::Forward));
+            report.add(Rule::ExactlyOnce, format!("{} is missing", name(Op::Forward)), help, &[]);
+        }
+        let split: Vec<_> = input.into_iter().chain(weight).collect();
+        match (full, split.as_slice()) {
+            (Some(full), [_, ..]) => {
+                let message =
+                    format!("{} stands beside a split backward of the same microbatch", name(Op::FullBackward));
+                let tasks: Vec<_> = std::iter::once(full).chain(split).collect();
+                report.add(Rule::ExactlyOnce, message, "keep either B, or I and W", &tasks);
+            }
+            (None, []) => {
+                let message = format!("stage {stage} has no backward for microbatch {microbatch}");
+                report.add(Rule::ExactlyOnce, message, format!("add {}", name(Op::FullBackward)), &[]);
+            }
+            (None, [only]) => {
+                let missing = if input.is_none() { Op::BackwardInput } else { Op::BackwardWeight };
+                let help = format!("add {}", name(missing));
+                report.add(Rule::ExactlyOnce, format!("{} is missing", name(missing)), help, &[*only]);
+            }
+            _ => {}
+        }
     }
-    let split: Vec<_> = input.into_iter().chain(weight).collect();
-    match (full, split.as_slice()) {
-        (Some(full), [_, ..]) => {
-            let message = format!("{} stands beside a split backward of the same microbatch", name(Op::FullBackward));
-            let tasks: Vec<_> = std::iter::once(full).chain(split).collect();
-            report.add(Rule::ExactlyOnce, message, "keep either B, or I and W", &tasks);
-        }
-        (None, []) => {
-            let message = format!("stage {stage} has no backward for microbatch {microbatch}");
-            report.add(Rule::ExactlyOnce, message, format!("add {}", name(Op::FullBackward)), &[]);
-        }
-        (None, [only]) => {
-            let missing = if input.is_none() { Op::BackwardInput } else { Op::BackwardWeight };
-            let help = format!("add {}", name(missing));
-            report.add(Rule::ExactlyOnce, format!("{} is missing", name(missing)), help, &[*only]);
-        }
-        _ => {}
+
+    fn in_order(&self, table: &Table<'_>, report: &mut Report<'_>) {
+        stands_before(table, self.forward, self.full.or(self.input), Rule::ForwardFirst, report);
+        stands_before(table, self.input, self.weight, Rule::InputBeforeWeight, report);
     }
 }
 
-fn in_order(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
-    let at = |op| table.get(op, stage, microbatch);
-    let mut pair = |first: Option<_>, second: Option<_>, rule: Rule| {
-        let (Some(first), Some(second)) = (first, second) else { return };
-        if !table.before(first, second) {
-            let [a, b] = [first, second].map(|id| table.draft.task(id).action);
-            report.add(
-                rule,
-                format!("{b} stands before {a}, whose result it needs"),
-                format!("move {a} before {b}"),
-                &[second, first],
-            );
-        }
-    };
-    pair(at(Op::Forward), table.input_gradient(stage, microbatch), Rule::ForwardFirst);
-    pair(at(Op::BackwardInput), at(Op::BackwardWeight), Rule::InputBeforeWeight);
-    if let Some(behind) = microbatch.slice().map(|k| microbatch.sliced(k.saturating_add(1))) {
-        pair(at(Op::Forward), table.get(Op::Forward, stage, behind), Rule::SliceOrder);
-        let gradient = |m| table.input_gradient(stage, m);
-        pair(gradient(behind), gradient(microbatch), Rule::SliceOrder);
+fn stands_before(
+    table: &Table<'_>,
+    first: Option<TaskId>,
+    second: Option<TaskId>,
+    rule: Rule,
+    report: &mut Report<'_>,
+) {
+    let (Some(first), Some(second)) = (first, second) else { return };
+    if !table.before(first, second) {
+        let [a, b] = [first, second].map(|id| table.draft.task(id).action);
+        let message = format!("{b} stands before {a}, whose result it needs");
+        report.add(rule, message, format!("move {a} before {b}"), &[second, first]);
     }
+}
+
+/// R14: slices of a microbatch go forward in order and backward in the opposite order.
+fn slice_order(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: &mut Report<'_>) {
+    let Some(behind) = microbatch.slice().map(|k| microbatch.sliced(k.saturating_add(1))) else { return };
+    let forward = |m| table.get(Op::Forward, stage, m);
+    let gradient = |m| table.input_gradient(stage, m);
+    stands_before(table, forward(microbatch), forward(behind), Rule::SliceOrder, report);
+    stands_before(table, gradient(behind), gradient(microbatch), Rule::SliceOrder, report);
 }
 
 /// R15: what runs as one is compute and stands side by side.

@@ -77,34 +77,33 @@ impl Waits {
         let ranks = draft.programs.len();
         let queues = ranks * (Lane::ALL.len() + ranks);
         let queue: Vec<u32> = draft.tasks().map(|(_, task)| TaskId::at(queue_of(task, ranks, semantics)).0).collect();
-        let mut edges = Vec::with_capacity(draft.graph.edge_count() + n);
-        let mut tail = vec![u32::MAX; queues];
-        for id in 0..n {
-            let last = std::mem::replace(&mut tail[queue[id] as usize], TaskId::at(id).0);
-            if last != u32::MAX && joined[last as usize] != joined[id] {
-                edges.push((joined[last as usize], joined[id]));
+        let each_edge = |visit: &mut dyn FnMut(u32, u32)| {
+            let mut tail = vec![u32::MAX; queues];
+            for id in 0..n {
+                let last = std::mem::replace(&mut tail[queue[id] as usize], TaskId::at(id).0);
+                if last != u32::MAX && joined[last as usize] != joined[id] {
+                    visit(joined[last as usize], joined[id]);
+                }
             }
-        }
-        for edge in draft.graph.edge_references().filter(|e| *e.weight() != Dep::Program) {
-            let (from, to) = (joined[edge.source().index()], joined[edge.target().index()]);
-            if from != to {
-                edges.push((from, to));
+            for edge in draft.graph.raw_edges().iter().filter(|e| e.weight != Dep::Program) {
+                let (from, to) = (joined[edge.source().index()], joined[edge.target().index()]);
+                if from != to {
+                    visit(from, to);
+                }
             }
-        }
+        };
         let mut start = vec![0_u32; n + 1];
-        for (from, _) in &edges {
-            start[*from as usize + 1] += 1;
-        }
+        each_edge(&mut |from, _| start[from as usize + 1] += 1);
         for i in 0..n {
             start[i + 1] += start[i];
         }
         let mut fill = start.clone();
-        let mut successors = vec![0; edges.len()];
-        for (from, to) in edges {
+        let mut successors = vec![0; start[n] as usize];
+        each_edge(&mut |from, to| {
             let slot = &mut fill[from as usize];
             successors[*slot as usize] = to;
             *slot += 1;
-        }
+        });
         Self { joined, queue, queues, start, successors }
     }
 

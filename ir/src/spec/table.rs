@@ -15,11 +15,11 @@ impl<'a> Table<'a> {
         let cells = draft.index.cells;
         for (id, task) in draft.tasks() {
             let action = task.action;
-            let inside = match action.microbatch {
-                Some(microbatch) => cells.index(action.stage, microbatch).is_some(),
-                None => cells.stage(action.stage).is_some(),
+            let number = match action.microbatch {
+                Some(microbatch) => cells.index(action.stage, microbatch),
+                None => cells.stage(action.stage),
             };
-            if !inside {
+            let Some(cell) = number else {
                 let (stages, microbatches) = (cells.stages, cells.microbatches);
                 let pipes = if cells.pipes.len() > 1 { " in each of two pipes" } else { "" };
                 let slices = if cells.slices > 1 { format!(" of {} slices", cells.slices) } else { String::new() };
@@ -33,14 +33,19 @@ impl<'a> Table<'a> {
                 );
                 report.add(Rule::InRange, message, help, &[id]);
                 continue;
-            }
-            let first = action.microbatch.and_then(|m| table.get(action.op, action.stage, m));
+            };
+            let first = table.at(action.op, cell).filter(|_| action.microbatch.is_some());
             if let Some(first) = first.filter(|first| *first != id) {
                 let rule = if action.op.is_compute() { Rule::ExactlyOnce } else { Rule::MessagePairs };
                 report.add(rule, format!("{action} stands more than once"), "remove one of them", &[first, id]);
             }
         }
         table
+    }
+
+    /// The first task with this operation on the (stage, microbatch) of this number.
+    pub(super) fn at(&self, op: Op, cell: usize) -> Option<TaskId> {
+        self.draft.index.at(op, cell)
     }
 
     /// The first task with this operation, stage and microbatch.
