@@ -12,10 +12,12 @@ use pipewright::ir::ids::{Microbatch, Rank, Stage};
 use pipewright::ir::memory::{self, ByClass};
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::order::PipelineOrder;
-use pipewright::ir::passes::{accumulate, add_optimizer_step, add_send_recv, add_tied_reduction};
+use pipewright::ir::passes::{
+    accumulate, add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction,
+};
 use pipewright::ir::placement::Placement;
 use pipewright::ir::schedule::{Draft, Schedule};
-use pipewright::ir::schedules::{FAMILIES, ScheduleParams, find};
+use pipewright::ir::schedules::{Chunks, FAMILIES, ScheduleParams, find};
 use pipewright::ir::spec::{Rule, Semantics};
 use pipewright::ir::task::{Dep, Lane, Touch};
 use pipewright::ir::timeline::Timeline;
@@ -28,7 +30,7 @@ use proptest::test_runner::Config;
 use std::collections::BTreeMap;
 use support::plans::{Plan, any_order, any_plan, split_backward};
 use support::random::Random;
-use support::reference::{Place, Reference};
+use support::reference::{Place, Reference, place};
 
 /// Rounding of sums in another order.
 const RELATIVE: f64 = 1e-9;
@@ -49,11 +51,12 @@ fn duration(plan: &Plan, action: &Action) -> f64 {
     let chunks = f64::from(plan.order.placement.stages()) / f64::from(plan.order.placement.ranks());
     let scale = plan.costs.stage_scale.get(action.stage.index()).copied().unwrap_or(1.0);
     let share = |cost: f64| cost / chunks * scale;
+    let slices = f64::from(plan.order.slices);
     match action.op {
-        Op::Forward => share(plan.costs.forward),
-        Op::FullBackward => share(plan.costs.backward_input) + share(plan.costs.backward_weight),
-        Op::BackwardInput => share(plan.costs.backward_input),
-        Op::BackwardWeight => share(plan.costs.backward_weight),
+        Op::Forward => share(plan.costs.forward) / slices,
+        Op::FullBackward => share(plan.costs.backward_input) / slices + share(plan.costs.backward_weight) / slices,
+        Op::BackwardInput => share(plan.costs.backward_input) / slices,
+        Op::BackwardWeight => share(plan.costs.backward_weight) / slices,
         Op::OptimizerStep => share(plan.costs.optimizer),
         _ => 0.0,
     }
@@ -62,7 +65,7 @@ fn duration(plan: &Plan, action: &Action) -> f64 {
 /// Start and end of every action of a step.
 fn times(schedule: &Schedule, timeline: &Timeline, step: usize) -> BTreeMap<Place, (f64, f64)> {
     let span = |id| (timeline.span(step, id).start, timeline.span(step, id).end);
-    schedule.tasks().map(|(id, task)| ((task.rank, task.action), span(id))).collect()
+    schedule.tasks().map(|(id, task)| (place(task.rank, task.action), span(id))).collect()
 }
 
 /// The longest path over data, weight and transfer edges, found here: what no lane and no order can beat.
@@ -287,12 +290,12 @@ fn balance(schedule: &Schedule, timeline: &Timeline, rank: Rank, persistent: ByC
 fn small_program(random: &mut Random) -> PipelineOrder {
     loop {
         let family = &FAMILIES[random.below(FAMILIES.len())];
-        let v = family.default_chunks(Some(random.between(1, 3)));
-        let Ok(order) = family.order(&ScheduleParams::new(random.between(1, 4), random.between(1, 5), v)) else {
+        let v = if family.chunks == Chunks::Two { 2 } else { family.default_chunks(Some(random.between(1, 3))) };
+        let Ok(order) = family.order(&ScheduleParams::new(random.between(1, 4), random.between(1, 8), v)) else {
             continue;
         };
         let order = if random.below(3) == 0 { split_backward(&order, random.below(4)) } else { order };
-        let order = add_send_recv(&order);
+        let order = add_gradient_reduction(add_send_recv(&order));
         let order = if random.below(2) == 0 { add_tied_reduction(order) } else { order };
         return if random.below(4) > 0 { add_optimizer_step(order) } else { order };
     }
