@@ -323,7 +323,9 @@ fn mutate(program: &mut PipelineOrder, random: &mut Random) -> (&'static str, Ac
         "microbatch",
         "stage",
         "operation",
+        "compound",
     ]);
+    let (cells, pipes) = (program.cells(), program.placement.pipes());
     let actions = &mut program.ranks[rank];
     let changed = actions[at];
     match kind {
@@ -343,10 +345,15 @@ fn mutate(program: &mut PipelineOrder, random: &mut Random) -> (&'static str, Ac
             to.insert(random.below(to.len() + 1), action);
         }
         "microbatch" => {
-            let microbatch = Microbatch::new(random.between(0, program.microbatches));
-            actions[at].microbatch = actions[at].microbatch.map(|_| microbatch);
+            let microbatch = Microbatch::new(random.between(0, cells.microbatches()));
+            let slice = u16::try_from(random.below(usize::from(cells.slices()) + 1)).unwrap();
+            let sliced = |old: Microbatch| if old.slice().is_some() { microbatch.sliced(slice) } else { microbatch };
+            actions[at].microbatch = actions[at].microbatch.map(sliced);
         }
-        "stage" => actions[at].stage = Stage::new(random.between(0, program.placement.stages())),
+        "stage" => {
+            actions[at].stage = Stage::new(random.between(0, program.placement.stages())).on(random.pick(pipes));
+        }
+        "compound" => actions[at].joins_previous = !changed.joins_previous,
         _ => {
             let ops = [
                 Op::Forward,
@@ -404,11 +411,13 @@ fn mutated_programs_are_caught_or_harmless() {
                 assert!(timeline.makespan().is_finite(), "{what}");
                 let checked = Reference::new(&program).check_step(&times(&schedule, &timeline, 0), costs.hop);
                 assert_eq!(checked, Ok(()), "{what}");
-                // Other than a new place on its rank, only what is optional for the whole program may go.
-                let new_place = ["swap", "swap neighbours", "move"].contains(&kind)
+                // Other than a new place on its rank, and running as one with its neighbour, only what is optional for the
+                // whole program may go; and a reduction between two stages of a rank may name either.
+                let new_place = ["swap", "swap neighbours", "move", "compound"].contains(&kind)
                     || lawful.ranks.len() == 1 && kind == "retarget";
                 let optional = kind == "drop" && !changed.op.has_microbatch();
-                assert!(program == lawful || new_place || optional, "{what}");
+                let other_name = kind == "stage" && changed.op.is_collective();
+                assert!(program == lawful || new_place || optional || other_name, "{what}");
                 count[if program == lawful { 2 } else { 1 }] += 1;
             }
         }
@@ -416,7 +425,7 @@ fn mutated_programs_are_caught_or_harmless() {
     println!("[caught, harmless, unchanged]: {counts:?}; deadlocks alone, by semantics: {deadlocks:?}");
     let total = |i: usize| counts.values().map(|count| count[i]).sum::<usize>();
     assert!(total(0) > 3000 && total(1) > 300, "{counts:?}");
-    for kind in ["swap", "swap neighbours", "move"] {
+    for kind in ["swap", "swap neighbours", "move", "compound"] {
         assert!(counts[kind][0] > 0 && counts[kind][1] > 0, "{kind}: {counts:?}");
     }
     assert!(deadlocks.iter().all(|count| *count > 0), "{deadlocks:?}");
@@ -440,8 +449,8 @@ fn nearly_valid_text_never_panics() {
             Ok(order.ranks.concat())
         );
         let workload = weighted(order.placement.stages());
-        let fuller = add_optimizer_step(add_tied_reduction(add_send_recv(&order)));
-        let last = Rank(order.placement.ranks() - 1);
+        let fuller = add_optimizer_step(add_tied_reduction(add_gradient_reduction(add_send_recv(&order))));
+        let last = Rank(order.placement.ranks().saturating_sub(1));
         let table = Placement::table(order.placement.ranks(), vec![last; order.placement.stages() as usize]);
         let misplaced = PipelineOrder { placement: table, ..order.clone() };
         for candidate in
@@ -537,7 +546,7 @@ fn noise(random: &mut Random) -> String {
 /// A lawful program with a few characters changed, lost or doubled.
 fn damaged(program: &PipelineOrder, random: &mut Random) -> String {
     let mut text: Vec<char> = program.to_csv(random.below(2) == 0).chars().collect();
-    let characters = ['0', '1', '2', 'F', 'B', 'I', 'W', ',', '\n', '.', ' ', 'é'];
+    let characters = ['0', '1', '2', 'F', 'B', 'I', 'W', 'd', 'u', '(', ';', ')', ',', '\n', '.', ' ', 'é'];
     for _ in 0..random.between(0, 3) {
         let at = random.below(text.len());
         match random.below(3) {
