@@ -6,6 +6,7 @@
 mod support {
     pub(crate) mod build;
     pub(crate) mod data;
+    pub(crate) mod families;
 }
 
 use pipewright::ir::plan::resolve;
@@ -13,8 +14,9 @@ use pipewright::ir::scenario::{Scenario, ScheduleEntry};
 use pipewright::ir::schedules::find;
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::sim::Options;
-use support::build::{Run, chunk_costs, order, params, run};
-use support::data::{key, number, numbers, records};
+use support::build::{Run, chunk_costs, run};
+use support::data::{number, numbers, records};
+use support::families::{key, order, params};
 
 const CASES: &str = include_str!("oracle_data/cases.txt");
 const FAMILIES: [&str; 4] = ["naive", "gpipe", "1f1b", "eager-1f1b"];

@@ -1,4 +1,4 @@
-//! The orders and the times of other tools are ours, token for token and number for number.
+//! The orders of other tools are ours, token for token. (Their times: `oracle_times.rs`.)
 //!
 //! The data is in `tests/oracle_data/`, its README says where each number comes from.
 
@@ -6,6 +6,7 @@
 mod support {
     pub(crate) mod build;
     pub(crate) mod data;
+    pub(crate) mod families;
 }
 
 use pipewright::ir::action::{Action, Op};
@@ -16,26 +17,13 @@ use pipewright::ir::scenario::{Scenario, ScheduleEntry};
 use pipewright::ir::schedules::{Chunks, ScheduleParams, find};
 use pipewright::sim::Options;
 use std::collections::BTreeMap;
-use support::build::{chunk_costs, order, params, run};
-use support::data::{key, number, numbers, records};
+use support::build::{chunk_costs, run};
+use support::data::{csv, number, records};
+use support::families::{key, order, params};
 
 const ORDERS: &str = include_str!("oracle_data/orders.txt");
-const MAKESPANS: &str = include_str!("oracle_data/makespans.txt");
 const REJECTED: &str = include_str!("oracle_data/rejected.txt");
 const LOWERED: &str = include_str!("oracle_data/lowered.txt");
-
-/// F, I, W of one chunk action, by the names of the oracle.
-const COSTS: [(&str, [f64; 3]); 5] = [
-    ("unit", [1.0, 1.0, 1.0]),
-    ("f2", [2.0, 2.0, 1.0]),
-    ("FeqB", [2.0, 1.0, 1.0]),
-    ("uneven", [10.0, 13.0, 7.0]),
-    ("wbig", [10.0, 9.0, 12.0]),
-];
-
-fn csv(ranks: &[Vec<&str>]) -> String {
-    ranks.iter().map(|tokens| tokens.join(",") + "\n").collect()
-}
 
 /// Every order that PyTorch, Megatron-LM, DeepSpeed, JaxPP and sail-sg print for a family that we have is ours.
 #[test]
@@ -68,32 +56,6 @@ fn orders_of_other_tools_are_ours_token_for_token() {
         ("torch:Interleaved1F1B", 132),
     ];
     assert_eq!(equal, BTreeMap::from(expected), "records of each tool");
-}
-
-/// Makespan, idle, first start, last end, activation peak and messages, for five sets of costs and with latency, are
-/// those of an independent event simulation of the published orders.
-#[test]
-fn simulated_times_equal_an_independent_simulation() {
-    let (mut rows, mut different) = (0, Vec::new());
-    for record in records(MAKESPANS) {
-        let (family, [p, m, v], g) = key(&record[0]);
-        let (_, costs) = COSTS.into_iter().find(|(name, _)| *name == record[0][5]).unwrap();
-        let [hop, makespan, messages] = [6, 7, 8].map(|field| number(record[0][field]));
-        let what = record[0].join(" ");
-        let run = run(&order(family, &params(p, m, v, g)), &chunk_costs(costs, f64::from(hop), v), &Options::default());
-        let exact = |group: usize| numbers(&record[group]).into_iter().map(f64::from).collect::<Vec<_>>();
-        let ours =
-            (run.timeline.makespan(), run.idle(), run.starts(), run.ends(), run.peaks(), run.schedule.messages());
-        let theirs = (f64::from(makespan), exact(1), exact(2), exact(3), numbers(&record[4]), messages as usize);
-        if ours != theirs {
-            different.push(format!("{what}: ours {ours:?}, theirs {theirs:?}"));
-        }
-        run.assert_metrics_agree(v, &what);
-        rows += 1;
-    }
-    println!("rows: {rows}, different: {}", different.len());
-    assert!(different.is_empty(), "{} rows differ:\n{}", different.len(), different.join("\n"));
-    assert_eq!(rows, 279 * 6, "six rows for each order");
 }
 
 /// What PyTorch refuses for a reason of the schedule we refuse too, with the numbers and a way out; what it refuses as

@@ -1,10 +1,12 @@
 //! Random plans: a legal order with its passes, random costs and sizes.
 
-use pipewright::ir::action::{Action, Op};
+use super::programs::split_backward;
 use pipewright::ir::order::PipelineOrder;
-use pipewright::ir::passes::{accumulate, add_optimizer_step, add_send_recv, add_tied_reduction};
+use pipewright::ir::passes::{
+    accumulate, add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction,
+};
 use pipewright::ir::schedule::{Draft, Schedule};
-use pipewright::ir::schedules::{FAMILIES, ScheduleParams};
+use pipewright::ir::schedules::{Chunks, FAMILIES, Family, ScheduleParams};
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use proptest::collection::vec;
@@ -21,9 +23,16 @@ pub(crate) struct Plan {
     pub(crate) workload: Workload,
     pub(crate) steps: usize,
     pub(crate) barrier: bool,
+    /// Whether the parts of a compound action run as one.
+    pub(crate) compound: bool,
 }
 
 impl Plan {
+    /// The same plan with the parts of compound actions one after another.
+    pub(crate) fn part_by_part(&self) -> Self {
+        Self { compound: false, ..self.clone() }
+    }
+
     /// The task graph, which must keep the law.
     pub(crate) fn sealed(&self) -> Schedule {
         Draft::lower(&self.program, &self.workload).seal().unwrap()
@@ -33,9 +42,10 @@ impl Plan {
 /// The program as text: a failing case fits on a page.
 impl std::fmt::Debug for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { program, costs, workload, steps, barrier, .. } = self;
+        let Self { program, costs, workload, steps, barrier, compound, .. } = self;
         let m = program.microbatches;
-        write!(f, "m={m} steps={steps} barrier={barrier} {costs:?}\n{}{:?}", program.to_csv(true), workload.stages)
+        write!(f, "m={m} steps={steps} barrier={barrier} compound={compound} {costs:?}\n")?;
+        write!(f, "{}{:?}", program.to_csv(true), workload.stages)
     }
 }
 
@@ -63,44 +73,28 @@ fn stage_workload() -> impl Strategy<Value = StageWorkload> {
     })
 }
 
-/// Every group size that interleaving may be given, the strict form first where it is legal.
-fn legal_params(p: u32, m: u32, v: u32, family: usize) -> Vec<ScheduleParams> {
-    let groups = std::iter::once(None).chain((1..=m).map(Some));
-    let all = groups.map(|g| ScheduleParams { microbatch_group_size: g, ..ScheduleParams::new(p, m, v) });
-    all.filter(|params| FAMILIES[family].faults(params).is_empty()).collect()
+/// Every way to set the knobs of a family, plain first where that is legal.
+fn legal_params(p: u32, m: u32, v: u32, family: &Family) -> Vec<ScheduleParams> {
+    let plain = ScheduleParams::new(p, m, v);
+    let grouped = (1..=m).map(|g| ScheduleParams { microbatch_group_size: Some(g), ..plain.clone() });
+    let sliced = (1..=3).map(|k| ScheduleParams { num_seq_splits: Some(k), ..plain.clone() });
+    let limited = (1..=2 * p).map(|n| Some(vec![f64::from(n); p as usize]));
+    let limited = limited.map(|limit| ScheduleParams { max_activations: limit, ..plain.clone() });
+    let all = std::iter::once(plain.clone()).chain(grouped).chain(sliced).chain(limited);
+    all.filter(|params| family.faults(params).is_empty()).collect()
 }
 
-/// Any legal order up to 8 ranks, 24 microbatches and 4 chunks.
+/// Any legal order up to 8 ranks, 24 microbatches and 4 chunks: the next legal one where a family does not take the numbers.
 pub(crate) fn any_order() -> impl Strategy<Value = PipelineOrder> {
-    (0..FAMILIES.len(), 1_u32..=8, 1_u32..=24, 1_u32..=4, any::<prop::sample::Index>()).prop_map(
-        |(family, p, m, v, g)| {
-            let v = FAMILIES[family].default_chunks(Some(v));
-            let legal = legal_params(p, m, v, family);
-            FAMILIES[family].order(&legal[g.index(legal.len())]).unwrap()
+    (0..FAMILIES.len(), 0_u32..8, 0_u32..24, 1_u32..=4, any::<prop::sample::Index>()).prop_map(
+        |(family, p, m, v, knobs)| {
+            let family = &FAMILIES[family];
+            let v = if family.chunks == Chunks::Two { 2 } else { family.default_chunks(Some(v)) };
+            let shapes = (p..p + 8).flat_map(|p| (m..m + 24).map(move |m| (p % 8 + 1, m % 24 + 1)));
+            let legal = shapes.map(|(p, m)| legal_params(p, m, v, family)).find(|legal| !legal.is_empty()).unwrap();
+            family.order(&legal[knobs.index(legal.len())]).unwrap()
         },
     )
-}
-
-/// The same program with every backward in two halves, each weight gradient `delay` places of its rank later.
-pub(crate) fn split_backward(order: &PipelineOrder, delay: usize) -> PipelineOrder {
-    let split = |actions: &Vec<Action>| {
-        let mut halves = Vec::with_capacity(actions.len() * 2);
-        let mut waiting: std::collections::VecDeque<(usize, Action)> = std::collections::VecDeque::new();
-        for (i, action) in actions.iter().enumerate() {
-            while waiting.front().is_some_and(|(due, _)| *due <= i) {
-                halves.extend(waiting.pop_front().map(|(_, weight)| weight));
-            }
-            if action.op == Op::FullBackward {
-                halves.push(Action { op: Op::BackwardInput, ..*action });
-                waiting.push_back((i + delay, Action { op: Op::BackwardWeight, ..*action }));
-            } else {
-                halves.push(*action);
-            }
-        }
-        halves.extend(waiting.into_iter().map(|(_, weight)| weight));
-        halves
-    };
-    PipelineOrder { ranks: order.ranks.iter().map(split).collect(), ..order.clone() }
 }
 
 /// Any plan.
@@ -113,15 +107,22 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
         let stages = order.placement.stages() as usize;
         let scale = prop_oneof![Just(Vec::new()), vec(cost(), stages)];
         let workload = (vec(stage_workload(), stages), size(), size());
-        (Just(order), vec(cost(), 5), scale, workload, any::<[bool; 3]>(), 1_usize..=3).prop_map(
-            |(order, costs, stage_scale, (mut stages, logits, tied), [optimizer, reduce, barrier], steps)| {
+        (Just(order), vec(cost(), 6), scale, workload, any::<[bool; 5]>(), 1_usize..=3).prop_map(
+            |(
+                order,
+                costs,
+                stage_scale,
+                (mut stages, logits, tied),
+                [optimizer, reduce, barrier, compound, overlap],
+                steps,
+            )| {
                 let reduce = reduce && stages.len() > 1;
                 if let Some(last) = stages.last_mut() {
                     last.logits = logits;
                     last.tied = tied;
                 }
                 stages[0].tied = tied;
-                let mut program = add_send_recv(&order);
+                let mut program = add_gradient_reduction(add_send_recv(&order));
                 program = if reduce { add_tied_reduction(program) } else { program };
                 program = if optimizer { add_optimizer_step(program) } else { program };
                 let costs = UnitCosts {
@@ -131,9 +132,10 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                     hop: costs[3],
                     optimizer: costs[4],
                     stage_scale,
-                    overlapped_forward_backward: None,
+                    overlapped_forward_backward: overlap.then_some(costs[5]),
                 };
-                Plan { order, program, costs, workload: Workload { stages, ..Workload::default() }, steps, barrier }
+                let workload = Workload { stages, ..Workload::default() };
+                Plan { order, program, costs, workload, steps, barrier, compound }
             },
         )
     })
