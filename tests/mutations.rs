@@ -99,10 +99,8 @@ fn mutate(lawful: &PipelineOrder, kind: Kind, random: &mut Random) -> Option<Mut
         }
         Kind::Drop => drop(actions.remove(at)),
         Kind::Duplicate => actions.insert(random.below(len + 1), before),
+        Kind::Rank if lawful.ranks.len() == 1 => return None,
         Kind::Rank => {
-            if program.ranks.len() == 1 {
-                return None;
-            }
             actions.remove(at);
             let to = random.below(program.ranks.len());
             let to = if to == rank { (to + 1) % program.ranks.len() } else { to };
@@ -190,6 +188,10 @@ impl Mutant {
             _ if outside => (vec![Rule::InRange], vec![count]),
             Kind::Stage | Kind::Pipe => (vec![count], [&ORDER[..], &[Rule::Placement]].concat()),
             Kind::Microbatch | Kind::Slice => (vec![count], ORDER.to_vec()),
+            // The only optimizer may go; then it is what came in its place that is wrong.
+            Kind::Operation if !self.before.op.has_microbatch() => {
+                (vec![count, counted_by(self.after.op)], ORDER.to_vec())
+            }
             Kind::Operation => (vec![count], [&ORDER[..], &[counted_by(self.after.op)]].concat()),
             Kind::Join => (vec![Rule::Compound, Rule::DeadlockFree], Vec::new()),
             Kind::Unjoin => (Vec::new(), Vec::new()),
@@ -236,7 +238,8 @@ impl Mutant {
             let span = |id| (timeline.span(0, id).start, timeline.span(0, id).end);
             let ours: BTreeMap<_, _> = schedule.tasks().map(|(id, t)| (place(t.rank, t.action), span(id))).collect();
             let expected = reference.times(&Clock { costs: &costs, compound, steps: 1, barrier: false });
-            assert_eq!(ours, expected[0], "{}", what());
+            let different = ours.iter().zip(&expected[0]).find(|(ours, expected)| ours != expected);
+            assert_eq!((different, ours.len()), (None, expected[0].len()), "{}", what());
             assert_eq!(reference.check_step(&ours, costs.hop), Ok(()), "{}", what());
         }
     }
@@ -250,10 +253,13 @@ struct Outcomes {
     rules: BTreeMap<(Kind, Rule), usize>,
     /// Where the law finds nothing but a deadlock, or nothing at all: [deadlocks, ends] of each semantics.
     deadlocks: [[usize; 2]; 3],
+    /// Mutants that were refused for a reason that does not fit, or taken where they should not have been.
+    wrong: Vec<String>,
 }
 
 impl Outcomes {
     fn add(&mut self, other: Self) {
+        self.wrong.extend(other.wrong);
         for (kind, [refused, harmless]) in other.kinds {
             let sum = self.kinds.entry(kind).or_default();
             *sum = [sum[0] + refused, sum[1] + harmless];
@@ -279,14 +285,19 @@ impl Outcomes {
                 let (must, may) = mutant.fitting();
                 let fits = must.iter().any(|rule| rules.contains(rule))
                     && rules.iter().all(|rule| must.contains(rule) || may.contains(rule));
-                assert!(fits, "{rules:?} do not fit {}", what());
+                if !fits {
+                    self.wrong.push(format!("{rules:?} do not fit {}", what()));
+                }
                 counts[0] += 1;
                 for rule in rules {
                     *self.rules.entry((mutant.kind, rule)).or_default() += 1;
                 }
             }
             Ok(schedule) => {
-                assert!(violations.is_empty() && mutant.may_be_harmless(), "taken: {}", what());
+                assert!(violations.is_empty(), "{violations:?} {}", what());
+                if !mutant.may_be_harmless() {
+                    self.wrong.push(format!("taken: {}", what()));
+                }
                 mutant.assert_trains(&schedule, what);
                 counts[1] += 1;
             }
@@ -353,6 +364,8 @@ fn damaged_programs_are_refused_for_a_fitting_reason_or_still_train() {
     println!("[deadlocks, ends] by semantics: {:?}", outcomes.deadlocks);
     let total: usize = outcomes.kinds.values().flatten().sum();
     println!("mutants: {total}");
+    let wrong = outcomes.wrong.iter().take(10).cloned().collect::<Vec<_>>().join("\n");
+    assert!(outcomes.wrong.is_empty(), "{} are judged wrongly:\n{wrong}", outcomes.wrong.len());
     assert!(total >= MUTANTS, "{total}");
     // Each kind happens, is refused where it can do harm, and does none where it can be harmless.
     for kind in KINDS {

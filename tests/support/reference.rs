@@ -61,17 +61,23 @@ pub(crate) fn duration(order: &PipelineOrder, costs: &UnitCosts, action: &Action
     }
 }
 
-/// How long a compound action takes that runs as one: the overlapped time of one F and one B, the mean of what their
-/// stages take; without one, the sum.
+/// How long a compound action takes that runs as one: the overlapped time of one F and one B, or its I and W, the mean
+/// of what their stages take; else the sum.
 fn compound_duration(order: &PipelineOrder, costs: &UnitCosts, parts: &[Action]) -> f64 {
     let sum = parts.iter().map(|action| duration(order, costs, action)).sum();
     let Some(both) = costs.overlapped_forward_backward else { return sum };
-    let stage = |op| parts.iter().find(|a| a.op == op).map(|a| a.stage.index());
-    let split = stage(Op::BackwardInput).filter(|_| stage(Op::BackwardWeight).is_some());
-    let (Some(f), Some(b)) = (stage(Op::Forward), stage(Op::FullBackward).or(split)) else { return sum };
-    if parts.len() > 3 {
-        return sum;
-    }
+    let mut sorted: Vec<&Action> = parts.iter().collect();
+    sorted.sort_by_key(|action| action.op);
+    let (f, b) = match sorted[..] {
+        [f, b] if (f.op, b.op) == (Op::Forward, Op::FullBackward) => (f.stage.index(), b.stage.index()),
+        [f, i, w]
+            if (f.op, i.op, w.op) == (Op::Forward, Op::BackwardInput, Op::BackwardWeight)
+                && (i.stage, i.microbatch) == (w.stage, w.microbatch) =>
+        {
+            (f.stage.index(), i.stage.index())
+        }
+        _ => return sum,
+    };
     let chunks = f64::from(order.placement.stages()) / f64::from(order.placement.ranks());
     let of = |s: usize| both / chunks / f64::from(order.slices) * costs.stage_scale.get(s).unwrap_or(&1.0);
     f64::midpoint(of(f), of(b))
@@ -260,7 +266,9 @@ impl<'a> Reference<'a> {
                         queue.front().is_some_and(|unit| unit.contains(i))
                     };
                     let ready = |i: &usize| {
-                        self.needs[*i].iter().all(|(need, _)| group.contains(need) || done.get(*need) == Some(&true))
+                        // A part needs no part behind it; a receive and its send happen at once.
+                        let with = |need: &usize| group.contains(need) && (need < i || !unit.contains(need));
+                        self.needs[*i].iter().all(|(need, _)| with(need) || done.get(*need) == Some(&true))
                     };
                     if group.is_empty() || !group.iter().all(|i| at_head(i) && ready(i)) {
                         break;
