@@ -185,7 +185,12 @@ impl Mutant {
             // The first of two counts, which may stand in the wrong place.
             Kind::Duplicate => (vec![count], ORDER.to_vec()),
             Kind::Rank => (vec![Rule::Placement], [&ORDER[..], &[Rule::Collective]].concat()),
-            _ if outside => (vec![Rule::InRange], vec![count]),
+            // A slice beyond the last still waits for the one before it.
+            _ if outside => (vec![Rule::InRange], vec![count, Rule::DeadlockFree]),
+            // A reduction is for what its rank holds.
+            Kind::Stage | Kind::Pipe if self.before.op.is_collective() => {
+                (vec![count, Rule::Placement], ORDER.to_vec())
+            }
             Kind::Stage | Kind::Pipe => (vec![count], [&ORDER[..], &[Rule::Placement]].concat()),
             Kind::Microbatch | Kind::Slice => (vec![count], ORDER.to_vec()),
             // The only optimizer may go; then it is what came in its place that is wrong.
@@ -206,7 +211,7 @@ impl Mutant {
             // A program without reductions, or without any optimizer, is one too.
             Kind::Drop => !self.before.op.has_microbatch(),
             // A reduction on one rank may go by the name of either of its two stages.
-            Kind::Stage | Kind::Pipe => {
+            Kind::Stage => {
                 let placement = &self.program.placement;
                 let ranks = [self.before, self.after].map(|action| placement.rank_of(action.stage));
                 self.before.op.is_collective() && ranks[0] == ranks[1]
@@ -372,7 +377,7 @@ fn damaged_programs_are_refused_for_a_fitting_reason_or_still_train() {
         let [refused, harmless] = outcomes.kinds[&kind];
         let never_refused = kind == Kind::Unjoin;
         let never_harmless =
-            ![Kind::Swap, Kind::Move, Kind::Drop, Kind::Stage, Kind::Pipe, Kind::Join, Kind::Unjoin, Kind::Size]
+            ![Kind::Swap, Kind::Move, Kind::Drop, Kind::Stage, Kind::Join, Kind::Unjoin, Kind::Size]
                 .contains(&kind);
         assert_eq!((refused == 0, harmless == 0), (never_refused, never_harmless), "{kind:?}: {refused}, {harmless}");
     }

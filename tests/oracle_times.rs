@@ -10,21 +10,14 @@ mod support {
     pub(crate) mod published;
 }
 
-use pipewright::ir::action::{Action, Op};
 use pipewright::ir::order::PipelineOrder;
 use pipewright::sim::Options;
 use std::collections::BTreeMap;
 use support::build::{Run, chunk_costs, run};
-use support::data::{number, numbers, records};
-use support::published::{costs, published_orders};
+use support::data::{number, records};
+use support::published::{costs, each, peak_to_input_gradient, published_orders};
 
 const TIMES: &str = include_str!("oracle_data/times.txt");
-
-/// One number for each of `ranks` ranks; a single one stands for all.
-fn each(group: &[&str], ranks: u32) -> Vec<u32> {
-    let numbers = numbers(group);
-    if let [all] = numbers[..] { vec![all; ranks as usize] } else { numbers }
-}
 
 /// What all rows of an order have in common.
 struct Expected<'a> {
@@ -35,20 +28,6 @@ struct Expected<'a> {
     records: [usize; 2],
     messages: u32,
     peak_to_weight: Vec<u32>,
-}
-
-/// Most activations alive on each rank when B or I ends their life, as if W needed none: read off the order alone.
-fn peak_to_input_gradient(order: &PipelineOrder) -> Vec<u32> {
-    let rank = |actions: &Vec<Action>| {
-        let (mut live, mut peak) = (0, 0);
-        for action in actions {
-            live += i32::from(action.op == Op::Forward) - i32::from(action.op.makes_input_gradient());
-            peak = peak.max(live);
-            assert!(live >= 0, "{action}");
-        }
-        u32::try_from(peak).unwrap()
-    };
-    order.ranks.iter().map(rank).collect()
 }
 
 /// Simulates one row: `cost latency sequential|atomic makespan`, idle, first start and last end of each rank.

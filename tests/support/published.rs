@@ -1,6 +1,7 @@
 //! The orders that other tools print, and the costs that their times were computed with.
 
-use super::data::{csv, number, records};
+use super::data::{csv, number, numbers, records};
+use pipewright::ir::action::{Action, Op};
 use pipewright::ir::order::PipelineOrder;
 use std::collections::BTreeMap;
 
@@ -8,12 +9,13 @@ const ORDERS: &str = include_str!("../oracle_data/orders.txt");
 const READ_ORDERS: &str = include_str!("../oracle_data/read_orders.txt");
 
 /// F, I, W of one chunk action, by the names of the oracle.
-const COSTS: [(&str, [f64; 3]); 5] = [
+const COSTS: [(&str, [f64; 3]); 6] = [
     ("unit", [1.0, 1.0, 1.0]),
     ("f2", [2.0, 2.0, 1.0]),
     ("FeqB", [2.0, 1.0, 1.0]),
     ("uneven", [10.0, 13.0, 7.0]),
     ("wbig", [10.0, 9.0, 12.0]),
+    ("Beq1", [1.0, 0.0, 1.0]),
 ];
 
 /// F, I, W of one chunk action, by the name that the oracle gives the set.
@@ -37,4 +39,24 @@ pub(crate) fn published_orders() -> BTreeMap<String, PipelineOrder> {
         }
     }
     orders
+}
+
+/// Most activations alive on each rank when B or I ends their life, as if W needed none: read off the order alone.
+pub(crate) fn peak_to_input_gradient(order: &PipelineOrder) -> Vec<u32> {
+    let rank = |actions: &Vec<Action>| {
+        let (mut live, mut peak) = (0, 0);
+        for action in actions {
+            live += i32::from(action.op == Op::Forward) - i32::from(action.op.makes_input_gradient());
+            peak = peak.max(live);
+            assert!(live >= 0, "{action}");
+        }
+        u32::try_from(peak).unwrap()
+    };
+    order.ranks.iter().map(rank).collect()
+}
+
+/// One number for each of `ranks` ranks; a single one stands for all.
+pub(crate) fn each(group: &[&str], ranks: u32) -> Vec<u32> {
+    let numbers = numbers(group);
+    if let [all] = numbers[..] { vec![all; ranks as usize] } else { numbers }
 }
