@@ -377,8 +377,7 @@ fn damaged_programs_are_refused_for_a_fitting_reason_or_still_train() {
         let [refused, harmless] = outcomes.kinds[&kind];
         let never_refused = kind == Kind::Unjoin;
         let never_harmless =
-            ![Kind::Swap, Kind::Move, Kind::Drop, Kind::Stage, Kind::Join, Kind::Unjoin, Kind::Size]
-                .contains(&kind);
+            ![Kind::Swap, Kind::Move, Kind::Drop, Kind::Stage, Kind::Join, Kind::Unjoin, Kind::Size].contains(&kind);
         assert_eq!((refused == 0, harmless == 0), (never_refused, never_harmless), "{kind:?}: {refused}, {harmless}");
     }
     assert!(outcomes.deadlocks.iter().flatten().all(|count| *count > 100), "{:?}", outcomes.deadlocks);

@@ -90,6 +90,16 @@ fn every_family_keeps_the_law_under_every_semantics() {
 }
 
 #[test]
+fn r15_no_part_stands_before_what_it_needs() {
+    let order = |cell: &str| PipelineOrder::from_csv(&format!("0F0,1F0,{cell}"), 1).unwrap();
+    assert_eq!(rules(&order("(1B0;0B0)FUSED")), []);
+    let turned = order("(0B0;1B0)FUSED");
+    assert_eq!(rules(&turned), [Rule::Compound]);
+    assert!(violations(&turned)[0].help.contains("move 1B0 before 0B0"), "{:?}", violations(&turned));
+    assert_eq!(rules(&order("0B0,1B0")), [Rule::DeadlockFree], "apart it is a rank that waits for itself");
+}
+
+#[test]
 fn r01_in_range() {
     let mut order = full("1f1b", 2, 2, 1);
     order.ranks[0].push(Action::new(Stage::new(9), Op::Forward, Microbatch::new(0)));
