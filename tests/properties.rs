@@ -13,7 +13,9 @@ use pipewright::ir::ids::{Rank, Stage};
 use pipewright::ir::memory::{self, ByClass};
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::order::PipelineOrder;
-use pipewright::ir::passes::{accumulate, add_optimizer_step, add_send_recv, add_tied_reduction};
+use pipewright::ir::passes::{
+    accumulate, add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction,
+};
 use pipewright::ir::placement::Placement;
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{FAMILIES, ScheduleParams, find};
@@ -297,8 +299,8 @@ fn nearly_valid_text_never_panics() {
             Ok(order.ranks.concat())
         );
         let workload = weighted(order.placement.stages());
-        let fuller = add_optimizer_step(add_tied_reduction(add_send_recv(&order)));
-        let last = Rank(order.placement.ranks() - 1);
+        let fuller = add_optimizer_step(add_tied_reduction(add_gradient_reduction(add_send_recv(&order))));
+        let last = Rank(order.placement.ranks().saturating_sub(1));
         let table = Placement::table(order.placement.ranks(), vec![last; order.placement.stages() as usize]);
         let misplaced = PipelineOrder { placement: table, ..order.clone() };
         for candidate in
@@ -394,7 +396,7 @@ fn noise(random: &mut Random) -> String {
 /// A lawful program with a few characters changed, lost or doubled.
 fn damaged(program: &PipelineOrder, random: &mut Random) -> String {
     let mut text: Vec<char> = program.to_csv(random.below(2) == 0).chars().collect();
-    let characters = ['0', '1', '2', 'F', 'B', 'I', 'W', ',', '\n', '.', ' ', 'é'];
+    let characters = ['0', '1', '2', 'F', 'B', 'I', 'W', 'd', 'u', '(', ';', ')', ',', '\n', '.', ' ', 'é'];
     for _ in 0..random.between(0, 3) {
         let at = random.below(text.len());
         match random.below(3) {
