@@ -44,7 +44,7 @@ impl std::fmt::Debug for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { program, costs, workload, steps, barrier, compound, .. } = self;
         let m = program.microbatches;
-        write!(f, "m={m} steps={steps} barrier={barrier} compound={compound} {costs:?}\n")?;
+        writeln!(f, "m={m} steps={steps} barrier={barrier} compound={compound} {costs:?}")?;
         write!(f, "{}{:?}", program.to_csv(true), workload.stages)
     }
 }
