@@ -6,18 +6,38 @@
 mod support {
     pub(crate) mod build;
     pub(crate) mod data;
+    pub(crate) mod families;
+    pub(crate) mod published;
 }
 
+use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::plan::resolve;
 use pipewright::ir::scenario::{Scenario, ScheduleEntry};
-use pipewright::ir::schedules::find;
+use pipewright::ir::schedules::{Chunks, ScheduleParams, find};
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::sim::Options;
-use support::build::{Run, chunk_costs, order, params, run};
-use support::data::{key, number, numbers, records};
+use std::collections::BTreeMap;
+use support::build::{Run, chunk_costs, run};
+use support::data::{number, records};
+use support::families::{order, params, params_of};
+use support::published::{costs, each, peak_to_input_gradient, published_orders};
 
 const CASES: &str = include_str!("oracle_data/cases.txt");
-const FAMILIES: [&str; 4] = ["naive", "gpipe", "1f1b", "eager-1f1b"];
+/// The families with a closed form that their own orders have.
+const GRID: [&str; 12] = [
+    "naive",
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "seq1f1b",
+    "looped-bfs",
+    "interleaved-1f1b",
+    "interleaved-zb",
+    "zb-v",
+    "chimera",
+    "dualpipe",
+    "dualpipe-v",
+];
 
 /// One step with F = I = W = 1 of a rank's whole share.
 fn unit(family: &str, [p, m, v]: [u32; 3], hop: f64) -> Run {
@@ -25,95 +45,187 @@ fn unit(family: &str, [p, m, v]: [u32; 3], hop: f64) -> Run {
     run(&order(family, &params(p, m, v, None)), &costs, &Options::default())
 }
 
-/// Makespan without hops in units of F + B.
-fn slots(family: &str, [p, m, v]: [u32; 3]) -> u32 {
-    match family {
-        "naive" => m * p,
-        "interleaved-1f1b" if m >= p => m * v + p - 1,
-        "interleaved-1f1b" => (v - 1) * p + m + p - 1,
-        _ => m + p - 1,
-    }
-}
-
-/// Most chunks' activations alive on rank `r`.
-fn peak(family: &str, [p, m, v]: [u32; 3], g: u32, r: u32) -> u32 {
-    match family {
-        "naive" => 1,
-        "gpipe" => m,
-        "1f1b" => m.min(p - r),
-        "eager-1f1b" => m.min(2 * (p - r) - 1),
-        _ => (m * v).min((v - 1) * g + 2 * (p - 1 - r) + 1),
-    }
-}
-
 /// Messages of a step; one rank needs none.
 fn messages([p, m, v]: [u32; 3]) -> usize {
     if p == 1 { 0 } else { 2 * m as usize * (p * v - 1) as usize }
 }
 
-fn assert_closed_forms(family: &str, pmv: [u32; 3], g: Option<u32>, costs: [f64; 3]) {
-    let [p, m, v] = pmv;
-    let what = format!("{family} p={p} m={m} v={v} g={g:?} {costs:?}");
-    let run = run(&order(family, &params(p, m, v, g)), &chunk_costs(costs, 0.0, v), &Options::default());
-    let slot: f64 = costs.iter().sum();
-    let makespan = f64::from(slots(family, pmv)) * slot;
-    assert_eq!(run.timeline.makespan(), makespan, "makespan of {what}");
-    assert_eq!(run.idle(), run.each(|_| makespan - f64::from(m * v) * slot), "idle of {what}");
-    assert_eq!(run.peaks(), run.each(|r| peak(family, pmv, g.unwrap_or(p), r)), "peak of {what}");
-    assert_eq!(run.schedule.messages(), messages(pmv), "messages of {what}");
-    run.assert_metrics_agree(v, &what);
+/// What is published of a schedule: no hops, compound actions as one without any gain.
+#[derive(Debug, PartialEq)]
+struct Numbers {
+    makespan: f64,
+    /// Work of every rank.
+    busy: f64,
+    /// Most activations alive on each rank, in chunks or slices of them.
+    peaks: Vec<u32>,
+    messages: usize,
+    /// The longest time between a rank's first start and last end, where that is published.
+    span: Option<f64>,
 }
 
-/// The formulas of every family over a grid, for costs of every proportion.
+/// Whether the closed form of a family holds for these costs F, I, W of one action.
+fn has_closed_form(family: &str, [p, m]: [u32; 2], [f, i, w]: [f64; 3]) -> bool {
+    match family {
+        "zb-h2" | "zb-v" => m >= 2 * p - 1 && f == i && i == w,
+        "interleaved-zb" => m >= p && f >= i.min(w),
+        "dualpipe" | "dualpipe-v" => m >= 2 * p && f == i,
+        "chimera" => m == p && [f, 2.0 * f].contains(&(i + w)),
+        _ => true,
+    }
+}
+
+/// The closed forms.
+fn closed_form(family: &str, params: &ScheduleParams, [f, i, w]: [f64; 3]) -> Numbers {
+    let [p, m, v] = [params.ranks, params.microbatches, params.chunks];
+    let k = params.num_seq_splits.map_or(1, u32::from);
+    let (b, slot) = (i + w, f + i + w);
+    let slots = |n: u32| f64::from(n) * slot;
+    let busy = slots(m * v * k);
+    // PyTorch's group size, of as many rounds as hold p microbatches each.
+    let g = params.microbatch_group_size.unwrap_or(if family == "interleaved-zb" { m / (m / p).max(1) } else { p });
+    let ramp = |n: u32, time: f64| busy + f64::from(n) * time;
+    let makespan = match family {
+        "naive" => slots(m * p),
+        "interleaved-1f1b" if m >= p => slots(m * v + p - 1),
+        "interleaved-1f1b" => slots((v - 1) * p + m + p - 1),
+        "looped-bfs" => slots((v - 1) * m.max(p) + m + p - 1),
+        "seq1f1b" => slots(m * k + p - 1),
+        "interleaved-zb" | "zb-h1" => ramp(p - 1, f + f64::max(0.0, i - w)),
+        "zb-h2" | "zb-v" => ramp(p - 1, f),
+        "dualpipe" => ramp(p / 2 - 1, f + b + b - 3.0 * w),
+        "dualpipe-v" => ramp(p - 1, f + b + b - 3.0 * w),
+        "chimera" => ramp(p - 2, if b == f { f } else { 2.0 * f }),
+        _ => slots(m + p - 1),
+    };
+    let peak = |r: u32| match family {
+        "naive" => 1,
+        "gpipe" => m,
+        "1f1b" => m.min(p - r),
+        "eager-1f1b" | "zb-h2" => m.min(2 * (p - r) - 1),
+        "interleaved-1f1b" => (m * v).min((v - 1) * g + 2 * (p - 1 - r) + 1),
+        "looped-bfs" => m * v,
+        "seq1f1b" => (m * k).min(p - 1 - r + k),
+        "interleaved-zb" | "zb-h1" => (m * v).min((v - 1) * g + p),
+        "zb-v" => 2 * p,
+        "dualpipe" => p + 1,
+        "dualpipe-v" => 2 * p + 1,
+        "chimera" => p / 2 + 1 + r.min(p - 1 - r),
+        _ => unreachable!("no closed form is known for {family}"),
+    };
+    let messages = match family {
+        // The turn of the V is on one rank.
+        "zb-v" | "dualpipe-v" => 4 * m as usize * (p - 1) as usize,
+        _ => k as usize * messages([p, m, v]),
+    };
+    let span = ["zb-h2", "zb-v"].contains(&family).then_some(busy);
+    Numbers { makespan, busy, peaks: (0..p).map(peak).collect(), messages, span }
+}
+
+/// The same numbers of a simulated order. The peak of ZB-H2 is published until I.
+fn simulated(family: &str, order: &PipelineOrder, params: &ScheduleParams, costs: [f64; 3], what: &str) -> Numbers {
+    let parts = params.chunks * u32::from(order.slices);
+    let run = run(order, &chunk_costs(costs, 0.0, parts), &Options { compound: true, ..Options::default() });
+    run.assert_metrics_agree(parts, what);
+    let busy: Vec<f64> = run.metrics.ranks.iter().map(|r| r.busy).collect();
+    assert_eq!(busy, run.each(|_| busy[0]), "busy of {what}");
+    assert_eq!(run.idle(), run.each(|_| run.timeline.makespan() - busy[0]), "idle of {what}");
+    let spans = run.starts().into_iter().zip(run.ends()).map(|(start, end)| end - start);
+    let span = ["zb-h2", "zb-v"].contains(&family).then(|| spans.fold(0.0, f64::max));
+    let peaks = if family == "zb-h2" { peak_to_input_gradient(order) } else { run.peaks() };
+    Numbers { makespan: run.timeline.makespan(), busy: busy[0], peaks, messages: run.schedule.messages(), span }
+}
+
+fn assert_closed_form(family: &str, params: &ScheduleParams, costs: [f64; 3]) {
+    let what = format!("{family} {params:?} {costs:?}");
+    let simulated = simulated(family, &order(family, params), params, costs, &what);
+    assert_eq!(simulated, closed_form(family, params, costs), "{what}");
+}
+
+/// The formulas of every family that has one over a grid, for costs of every proportion.
 #[test]
 fn closed_forms_hold_on_a_grid() {
-    let mut cases = 0;
+    let mut cases: BTreeMap<&str, usize> = BTreeMap::new();
     for (p, m) in (1..=8).flat_map(|p| (1..=16).map(move |m| (p, m))) {
-        for costs in [[1.0, 1.0, 1.0], [3.0, 1.0, 1.0], [2.0, 5.0, 4.0]] {
-            for family in FAMILIES {
-                assert_closed_forms(family, [p, m, 1], None, costs);
-                cases += 1;
-            }
-            let groups = std::iter::once(None).chain((1..=m).map(Some));
-            for (v, g) in groups.flat_map(|g| (1..=4).map(move |v| (v, g))) {
-                if find("interleaved-1f1b").unwrap().faults(&params(p, m, v, g)).is_empty() {
-                    assert_closed_forms("interleaved-1f1b", [p, m, v], g, costs);
-                    cases += 1;
+        for costs in [[1.0, 1.0, 1.0], [2.0, 5.0, 4.0], [2.0, 2.0, 1.0], [2.0, 1.0, 1.0]] {
+            for family in GRID.into_iter().filter(|family| has_closed_form(family, [p, m], costs)) {
+                let known = find(family).unwrap();
+                let chunks = match known.chunks {
+                    Chunks::One => 1..=1,
+                    Chunks::Two => 2..=2,
+                    Chunks::Any => 1..=3,
+                };
+                let groups = std::iter::once(None).chain((1..=m).map(Some).filter(|_| known.knobs.group));
+                let slices: &[Option<u16>] = if known.knobs.slices { &[Some(1), Some(2), Some(4)] } else { &[None] };
+                for (v, g) in groups.flat_map(|g| chunks.clone().map(move |v| (v, g))) {
+                    for k in slices {
+                        let params = ScheduleParams { num_seq_splits: *k, ..params(p, m, v, g) };
+                        if known.faults(&params).is_empty() {
+                            assert_closed_form(family, &params, costs);
+                            *cases.entry(family).or_default() += 1;
+                        }
+                    }
                 }
             }
         }
     }
-    println!("cases: {cases}");
-    assert!(cases > 5000, "{cases}");
+    println!("cases: {cases:?}");
+    assert_eq!(cases.len(), GRID.len());
+    assert!(cases.values().sum::<usize>() > 10_000, "{cases:?}");
 }
 
 /// Each recorded case: the recorded number, the formula and the simulation are the same.
 #[test]
 fn recorded_cases_equal_formula_and_simulation() {
-    let mut cases = 0;
+    let published = published_orders();
+    // Family -> recorded cases.
+    let mut cases: BTreeMap<&str, usize> = BTreeMap::new();
     for record in records(CASES) {
-        let (family, pmv, g) = key(&record[0]);
         let what = record[0].join(" ");
+        let (family, source) = (record[0][0], record[0][6]);
+        // Where a family looks for an order of its own the numbers are those of the published one.
+        let (order, params) = if source == "-" {
+            let (family, params) = params_of(&record[0]);
+            (order(family.name, &params), params)
+        } else {
+            let [p, m, v] = [1, 2, 3].map(|field| number(record[0][field]));
+            (published[&format!("{source} {p} {m} {v} -")].clone(), params(p, m, v, None))
+        };
+        let costs = costs(record[0][5]);
         let field = |i: usize| f64::from(number(record[0][i]));
-        let costs = [field(5), field(6), field(7)];
-        assert_eq!(f64::from(slots(family, pmv)) * costs.iter().sum::<f64>(), field(8), "formula of {what}");
-        let [p, m, v] = pmv;
-        let run = run(&order(family, &params(p, m, v, g)), &chunk_costs(costs, 0.0, v), &Options::default());
-        assert_eq!(run.timeline.makespan(), field(8), "makespan of {what}");
-        assert_eq!(
-            run.metrics.ranks.iter().map(|r| r.busy).collect::<Vec<_>>(),
-            run.each(|_| field(9)),
-            "busy of {what}"
-        );
-        assert_eq!(run.idle(), run.each(|_| field(10)), "idle of {what}");
-        let (idle, whole) = record[0][11].split_once('/').unwrap_or((record[0][11], "1"));
-        assert_eq!(run.metrics.bubble_fraction, f64::from(number(idle)) / f64::from(number(whole)), "bubble of {what}");
-        assert_eq!(run.schedule.messages(), number(record[0][12]) as usize, "messages of {what}");
-        assert_eq!(run.peaks(), numbers(&record[1]), "peak of {what}");
-        cases += 1;
+        let recorded = Numbers {
+            makespan: field(7),
+            busy: field(8),
+            peaks: each(&record[1], params.ranks),
+            messages: number(record[0][11]) as usize,
+            span: (record[0][12] != "-").then(|| field(12)),
+        };
+        assert_eq!(closed_form(family, &params, costs), recorded, "formula of {what}");
+        assert_eq!(simulated(family, &order, &params, costs, &what), recorded, "simulation of {what}");
+        assert_eq!(recorded.makespan - recorded.busy, field(9), "idle of {what}");
+        let (idle, whole) = record[0][10].split_once('/').unwrap_or((record[0][10], "1"));
+        let fraction = (recorded.makespan - recorded.busy) / recorded.makespan;
+        assert_eq!(fraction, f64::from(number(idle)) / f64::from(number(whole)), "bubble of {what}");
+        *cases.entry(family).or_default() += number(record[0][13]) as usize;
     }
-    println!("cases: {cases}");
-    assert_eq!(cases, 413);
+    println!("cases: {cases:?}");
+    let expected = [
+        ("1f1b", 44),
+        ("chimera", 10),
+        ("dualpipe", 44),
+        ("dualpipe-v", 18),
+        ("eager-1f1b", 16),
+        ("gpipe", 55),
+        ("interleaved-1f1b", 298),
+        ("interleaved-zb", 168),
+        ("looped-bfs", 220),
+        ("naive", 30),
+        ("seq1f1b", 112),
+        ("zb-h1", 42),
+        ("zb-h2", 14),
+        ("zb-v", 18),
+    ];
+    assert_eq!(cases, BTreeMap::from(expected));
+    assert_eq!(cases.values().sum::<usize>(), 1089, "every recorded case");
 }
 
 /// A1: naive, GPipe and 1F1B on one clock: p = 4, m = 8, F = 1, B = 2.
@@ -260,7 +372,7 @@ fn a4_interleaving_refuses_uneven_groups() {
         assert!(ways.iter().all(|way| text.contains(way)), "{text}");
     }
     // The flexible variant: two groups of five.
-    assert_closed_forms("interleaved-1f1b", [4, 10, 2], Some(5), [1.0, 1.0, 1.0]);
+    assert_closed_form("interleaved-1f1b", &params(4, 10, 2, Some(5)), [1.0, 1.0, 1.0]);
 }
 
 /// A4 m: one microbatch on four ranks is legal, worth a warning, and idle three quarters of the time.

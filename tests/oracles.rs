@@ -1,4 +1,4 @@
-//! The orders and the times of other tools are ours, token for token and number for number.
+//! The orders of other tools are ours, token for token. (Their times: `oracle_times.rs`.)
 //!
 //! The data is in `tests/oracle_data/`, its README says where each number comes from.
 
@@ -6,6 +6,7 @@
 mod support {
     pub(crate) mod build;
     pub(crate) mod data;
+    pub(crate) mod families;
 }
 
 use pipewright::ir::action::{Action, Op};
@@ -20,45 +21,28 @@ use pipewright::ir::spec::Semantics;
 use pipewright::ir::workload::Workload;
 use pipewright::sim::Options;
 use std::collections::BTreeMap;
-use support::build::{chunk_costs, order, params, run};
-use support::data::{key, number, numbers, records};
+use support::build::{chunk_costs, run};
+use support::data::{csv, number, records};
+use support::families::{order, params, params_of};
 
 const ORDERS: &str = include_str!("oracle_data/orders.txt");
 const READ_ORDERS: &str = include_str!("oracle_data/read_orders.txt");
-const MAKESPANS: &str = include_str!("oracle_data/makespans.txt");
 const REJECTED: &str = include_str!("oracle_data/rejected.txt");
 const LOWERED: &str = include_str!("oracle_data/lowered.txt");
-
-/// F, I, W of one chunk action, by the names of the oracle.
-const COSTS: [(&str, [f64; 3]); 5] = [
-    ("unit", [1.0, 1.0, 1.0]),
-    ("f2", [2.0, 2.0, 1.0]),
-    ("FeqB", [2.0, 1.0, 1.0]),
-    ("uneven", [10.0, 13.0, 7.0]),
-    ("wbig", [10.0, 9.0, 12.0]),
-];
-
-fn csv(ranks: &[Vec<&str>]) -> String {
-    ranks.iter().map(|tokens| tokens.join(",") + "\n").collect()
-}
 
 /// Every order that another tool prints for a family that we have is ours.
 #[test]
 fn orders_of_other_tools_are_ours_token_for_token() {
     let (mut equal, mut free_groups): (BTreeMap<&str, usize>, usize) = (BTreeMap::new(), 0);
     for record in records(ORDERS) {
-        let (name, [p, m, v], g) = key(&record[0]);
-        let family = find(name).unwrap();
-        // The fifth field is the group size, and for Seq1F1B the number of slices.
-        let num_seq_splits = g.filter(|_| family.knobs.slices).map(|k| u16::try_from(k).unwrap());
-        let g = g.filter(|_| family.knobs.group);
-        let params = ScheduleParams { num_seq_splits, ..params(p, m, v, g) };
+        let (family, params) = params_of(&record[0]);
         let published = csv(&record[1..]);
         let what = record[0].join(" ");
         let ours = order(family.name, &params);
         assert_eq!(ours.to_csv(true), published, "{what}");
-        let read = PipelineOrder::from_csv(&published, m).unwrap();
+        let read = PipelineOrder::from_csv(&published, params.microbatches).unwrap();
         assert_eq!(read, ours, "{what}, read from its text");
+        let ScheduleParams { ranks: p, microbatches: m, microbatch_group_size: g, .. } = params;
         // Without a group size the interleaved kin choose it themselves.
         let rounds = if family.name == "interleaved-zb" { (m / p).max(1) } else { m / p };
         if g.is_some_and(|g| g * rounds == m && (family.name == "interleaved-zb" || g == p)) {
@@ -121,6 +105,7 @@ fn other_orders_of_other_tools_are_read_and_keep_the_law() {
             assert_eq!(draft.check(semantics), [], "{what} under {semantics:?}");
         }
         let run = run(&order, &chunk_costs([1.0, 1.0, 1.0], 0.0, v), &Options::default());
+        run.assert_metrics_agree(v, &what);
         assert!(run.idle().iter().all(|idle| *idle >= 0.0), "{what}");
         assert_eq!(run.metrics.ranks.iter().map(|r| r.busy).sum::<f64>(), f64::from(3 * p * m * v), "{what}");
         for source in record[0][3].split(',') {
@@ -140,32 +125,6 @@ fn other_orders_of_other_tools_are_read_and_keep_the_law() {
         ("sail-sg:ZB-V", 28),
     ];
     assert_eq!(read, BTreeMap::from(expected), "records of each tool");
-}
-
-/// Makespan, idle, first start, last end, activation peak and messages, for five sets of costs and with latency, are
-/// those of an independent event simulation of the published orders.
-#[test]
-fn simulated_times_equal_an_independent_simulation() {
-    let (mut rows, mut different) = (0, Vec::new());
-    for record in records(MAKESPANS) {
-        let (family, [p, m, v], g) = key(&record[0]);
-        let (_, costs) = COSTS.into_iter().find(|(name, _)| *name == record[0][5]).unwrap();
-        let [hop, makespan, messages] = [6, 7, 8].map(|field| number(record[0][field]));
-        let what = record[0].join(" ");
-        let run = run(&order(family, &params(p, m, v, g)), &chunk_costs(costs, f64::from(hop), v), &Options::default());
-        let exact = |group: usize| numbers(&record[group]).into_iter().map(f64::from).collect::<Vec<_>>();
-        let ours =
-            (run.timeline.makespan(), run.idle(), run.starts(), run.ends(), run.peaks(), run.schedule.messages());
-        let theirs = (f64::from(makespan), exact(1), exact(2), exact(3), numbers(&record[4]), messages as usize);
-        if ours != theirs {
-            different.push(format!("{what}: ours {ours:?}, theirs {theirs:?}"));
-        }
-        run.assert_metrics_agree(v, &what);
-        rows += 1;
-    }
-    println!("rows: {rows}, different: {}", different.len());
-    assert!(different.is_empty(), "{} rows differ:\n{}", different.len(), different.join("\n"));
-    assert_eq!(rows, 279 * 6, "six rows for each order");
 }
 
 /// What PyTorch refuses for a reason of the schedule we refuse too, with the rule in numbers and the nearest legal

@@ -78,7 +78,7 @@ pub enum Rule {
     /// R14: slices of a microbatch go forward in order and backward in the opposite order: a slice attends to those
     /// before it.
     SliceOrder,
-    /// R15: the parts of a compound action are compute and stand side by side on one rank.
+    /// R15: the parts of a compound action are compute and stand side by side on one rank, none before what it needs.
     Compound,
 }
 

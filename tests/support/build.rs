@@ -1,4 +1,4 @@
-//! From a family to a simulated step, through the public interface alone.
+//! From an order to a simulated step, through the public interface alone.
 
 use pipewright::ir::ids::{Rank, TaskId};
 use pipewright::ir::memory;
@@ -6,23 +6,12 @@ use pipewright::ir::metrics::Metrics;
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::add_send_recv;
 use pipewright::ir::schedule::{Draft, Schedule};
-use pipewright::ir::schedules::{ScheduleParams, find};
 use pipewright::ir::task::{Lane, MemoryClass};
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use pipewright::sim::cost::UnitCost;
 use pipewright::sim::{Options, simulate};
-
-/// The parameters of a record; `g` as published, `None` for the strict form.
-pub(crate) fn params(p: u32, m: u32, v: u32, g: Option<u32>) -> ScheduleParams {
-    ScheduleParams { microbatch_group_size: g, ..ScheduleParams::new(p, m, v) }
-}
-
-/// The order of a family that must accept `params`.
-pub(crate) fn order(family: &str, params: &ScheduleParams) -> PipelineOrder {
-    find(family).unwrap().order(params).unwrap_or_else(|faults| panic!("{family} {params:?} is refused: {faults:?}"))
-}
 
 /// F, I, W of one chunk action and the hop, as numbers that f64 holds exactly also after a division by `v`.
 pub(crate) fn chunk_costs([f, i, w]: [f64; 3], hop: f64, v: u32) -> UnitCosts {

@@ -16,7 +16,7 @@ pub(crate) fn numbers(group: &[&str]) -> Vec<u32> {
     group.iter().map(|field| number(field)).collect()
 }
 
-/// The fields `family p m v g`; a group size of `-` is none.
-pub(crate) fn key<'a>(head: &[&'a str]) -> (&'a str, [u32; 3], Option<u32>) {
-    (head[0], [number(head[1]), number(head[2]), number(head[3])], (head[4] != "-").then(|| number(head[4])))
+/// The text of an order as CSV.
+pub(crate) fn csv(ranks: &[Vec<&str>]) -> String {
+    ranks.iter().map(|tokens| tokens.join(",") + "\n").collect()
 }

@@ -1,6 +1,6 @@
 //! Random plans: a legal order with its passes, random costs and sizes.
 
-use pipewright::ir::action::{Action, Op};
+use super::programs::split_backward;
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::{
     accumulate, add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction,
@@ -23,9 +23,16 @@ pub(crate) struct Plan {
     pub(crate) workload: Workload,
     pub(crate) steps: usize,
     pub(crate) barrier: bool,
+    /// Whether the parts of a compound action run as one.
+    pub(crate) compound: bool,
 }
 
 impl Plan {
+    /// The same plan with the parts of compound actions one after another.
+    pub(crate) fn part_by_part(&self) -> Self {
+        Self { compound: false, ..self.clone() }
+    }
+
     /// The task graph, which must keep the law.
     pub(crate) fn sealed(&self) -> Schedule {
         Draft::lower(&self.program, &self.workload).seal().unwrap()
@@ -35,9 +42,10 @@ impl Plan {
 /// The program as text: a failing case fits on a page.
 impl std::fmt::Debug for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { program, costs, workload, steps, barrier, .. } = self;
+        let Self { program, costs, workload, steps, barrier, compound, .. } = self;
         let m = program.microbatches;
-        write!(f, "m={m} steps={steps} barrier={barrier} {costs:?}\n{}{:?}", program.to_csv(true), workload.stages)
+        writeln!(f, "m={m} steps={steps} barrier={barrier} compound={compound} {costs:?}")?;
+        write!(f, "{}{:?}", program.to_csv(true), workload.stages)
     }
 }
 
@@ -70,7 +78,9 @@ fn legal_params(p: u32, m: u32, v: u32, family: &Family) -> Vec<ScheduleParams> 
     let plain = ScheduleParams::new(p, m, v);
     let grouped = (1..=m).map(|g| ScheduleParams { microbatch_group_size: Some(g), ..plain.clone() });
     let sliced = (1..=3).map(|k| ScheduleParams { num_seq_splits: Some(k), ..plain.clone() });
-    let all = std::iter::once(plain.clone()).chain(grouped).chain(sliced);
+    let limited = (1..=2 * p).map(|n| Some(vec![f64::from(n); p as usize]));
+    let limited = limited.map(|limit| ScheduleParams { max_activations: limit, ..plain.clone() });
+    let all = std::iter::once(plain.clone()).chain(grouped).chain(sliced).chain(limited);
     all.filter(|params| family.faults(params).is_empty()).collect()
 }
 
@@ -87,30 +97,6 @@ pub(crate) fn any_order() -> impl Strategy<Value = PipelineOrder> {
     )
 }
 
-/// The same program with every backward in two halves, each weight gradient `delay` places of its rank later.
-pub(crate) fn split_backward(order: &PipelineOrder, delay: usize) -> PipelineOrder {
-    let split = |actions: &Vec<Action>| {
-        let mut halves = Vec::with_capacity(actions.len() * 2);
-        let mut waiting: std::collections::VecDeque<(usize, Action)> = std::collections::VecDeque::new();
-        for (i, action) in actions.iter().enumerate() {
-            // Nothing comes between the parts of a compound action.
-            while !action.joins_previous && waiting.front().is_some_and(|(due, _)| *due <= i) {
-                halves.extend(waiting.pop_front().map(|(_, weight)| weight));
-            }
-            if action.op == Op::FullBackward {
-                halves.push(Action { op: Op::BackwardInput, ..*action });
-                let weight = Action { op: Op::BackwardWeight, joins_previous: false, ..*action };
-                waiting.push_back((i + delay, weight));
-            } else {
-                halves.push(*action);
-            }
-        }
-        halves.extend(waiting.into_iter().map(|(_, weight)| weight));
-        halves
-    };
-    PipelineOrder { ranks: order.ranks.iter().map(split).collect(), ..order.clone() }
-}
-
 /// Any plan.
 pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let order = (any_order(), prop::option::weighted(0.3, 0_usize..6), 1_u32..=2).prop_map(|(order, delay, rounds)| {
@@ -121,8 +107,15 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
         let stages = order.placement.stages() as usize;
         let scale = prop_oneof![Just(Vec::new()), vec(cost(), stages)];
         let workload = (vec(stage_workload(), stages), size(), size());
-        (Just(order), vec(cost(), 5), scale, workload, any::<[bool; 3]>(), 1_usize..=3).prop_map(
-            |(order, costs, stage_scale, (mut stages, logits, tied), [optimizer, reduce, barrier], steps)| {
+        (Just(order), vec(cost(), 6), scale, workload, any::<[bool; 5]>(), 1_usize..=3).prop_map(
+            |(
+                order,
+                costs,
+                stage_scale,
+                (mut stages, logits, tied),
+                [optimizer, reduce, barrier, compound, overlap],
+                steps,
+            )| {
                 let reduce = reduce && stages.len() > 1;
                 if let Some(last) = stages.last_mut() {
                     last.logits = logits;
@@ -139,9 +132,10 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                     hop: costs[3],
                     optimizer: costs[4],
                     stage_scale,
-                    overlapped_forward_backward: None,
+                    overlapped_forward_backward: overlap.then_some(costs[5]),
                 };
-                Plan { order, program, costs, workload: Workload { stages, ..Workload::default() }, steps, barrier }
+                let workload = Workload { stages, ..Workload::default() };
+                Plan { order, program, costs, workload, steps, barrier, compound }
             },
         )
     })

@@ -8,8 +8,8 @@
 //! ```
 //! Warm-up of rank `r`: `(v - 1) g + p - 1 - r` chunk forwards, half as many beyond the groups as interleaved 1F1B; W
 //! follows `r` turns behind its I. In chunk times, with `B = I + W`, the makespan is
-//! `m v (F + B) + (p - 1)(F + max(0, I - W))` for `m >= p`: where `W <= I` the bubble is `2 (p - 1) W` less than that of
-//! interleaved 1F1B. At most `min(m v, (v - 1) g + p)` chunks alive until W; `2 m (p v - 1)` messages. With `v = 1` it is
+//! `m v (F + B) + (p - 1)(F + max(0, I - W))` for `m >= p` and `min(I, W) <= F`, longer where both are longer than F: where
+//! `W <= I` the bubble is `2 (p - 1) W` less than that of interleaved 1F1B. At most `min(m v, (v - 1) g + p)` chunks alive until W; `2 m (p v - 1)` messages. With `v = 1` it is
 //! ZB-H1. Microbatches go in `m / p` rounds of equal size `g`, so `m mod max(1, m / p) = 0` (PyTorch's
 //! `ScheduleInterleavedZeroBubble`), or in groups of a size that is given.
 //! Qi et al. 2023 (arXiv 2401.10241), section 2 for the split and the handcrafted ZB-H1.
@@ -26,7 +26,7 @@ pub(super) const FAMILY: Family = Family {
     aliases: &["InterleavedZeroBubble", "ScheduleInterleavedZeroBubble", "zb-interleaved"],
     summary: "interleaved 1F1B with split backwards: W fills the waits",
     paper: "Qi et al. 2023, arXiv 2401.10241, section 2; PyTorch ScheduleInterleavedZeroBubble",
-    makespan: "m v (F + B) + (p - 1)(F + max(0, I - W))",
+    makespan: "m v (F + B) + (p - 1)(F + max(0, I - W)) at m >= p, min(I, W) <= F",
     peak_activations: "min(m v, (v - 1) g + p)",
     chunks: Chunks::Any,
     knobs: Knobs { group: true, ..Knobs::NONE },

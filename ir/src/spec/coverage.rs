@@ -4,6 +4,7 @@ use super::table::Table;
 use super::{Report, Rule};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Rank, Stage, TaskId};
+use crate::task::Dep;
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
     for (cell, (stage, microbatch)) in table.cells().enumerate() {
@@ -97,7 +98,7 @@ fn slice_order(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: 
     stands_before(table, gradient(behind), gradient(microbatch), Rule::SliceOrder, report);
 }
 
-/// R15: what runs as one is compute and stands side by side.
+/// R15: what runs as one is compute, stands side by side, and each part behind those that it needs.
 fn compounds(table: &Table<'_>, report: &mut Report<'_>) {
     let mut before: Option<(Rank, Op)> = None;
     for (id, task) in table.draft.tasks() {
@@ -108,5 +109,15 @@ fn compounds(table: &Table<'_>, report: &mut Report<'_>) {
             report.add(Rule::Compound, message, "let the parts of a compound action stand side by side", &[id]);
         }
         before = Some((task.rank, op));
+    }
+    // Where both parts are of one stage another rule says so.
+    for edge in table.draft.graph.raw_edges().iter().filter(|e| e.weight != Dep::Program) {
+        let [needed, part] = [edge.source(), edge.target()].map(|node| TaskId::at(node.index()));
+        let [a, b] = [needed, part].map(|id| table.draft.task(id));
+        if needed > part && a.group.is_some() && a.group == b.group && a.action.stage != b.action.stage {
+            let (a, b) = (a.action, b.action);
+            let message = format!("{b} runs as one with {a}, which stands behind it and whose result it needs");
+            report.add(Rule::Compound, message, format!("move {a} before {b}"), &[part, needed]);
+        }
     }
 }

@@ -173,7 +173,7 @@ fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
             match found.remove(&(rank, what(op, stage))).as_deref() {
                 // Seen already, with the other stage of this rank; or counted below.
                 None if found_before(placement, op, stage, rank) => {}
-                Some([id]) => same_size(table, op, *id, first, report),
+                Some([id]) => same_size(table, op, *id, report),
                 Some(several) => {
                     let message =
                         format!("rank {rank} takes part in {} {} times", several_name(op, stage), several.len());
@@ -216,10 +216,12 @@ fn found_before(placement: &Placement, op: Op, stage: Stage, rank: Rank) -> bool
     placement.stages_of(rank).take_while(|s| *s != stage).any(|s| same(&s))
 }
 
-/// The members of a reduction agree on the size.
-fn same_size(table: &Table<'_>, op: Op, id: TaskId, first: TaskId, report: &mut Report<'_>) {
-    let [task, other] = [id, first].map(|id| table.draft.task(id));
-    if same_collective(task, other) && task.payload != other.payload {
+/// The members of a reduction agree on the size: each with the first of them.
+fn same_size(table: &Table<'_>, op: Op, id: TaskId, report: &mut Report<'_>) {
+    let task = table.draft.task(id);
+    let mut members = table.draft.index.collectives.iter().map(|member| (*member, table.draft.task(*member)));
+    let Some((first, other)) = members.find(|(_, other)| same_collective(other, task)) else { return };
+    if task.payload != other.payload {
         let message =
             format!("the members of {} disagree on its size: {} and {} bytes", op.code(), task.payload, other.payload);
         report.add(Rule::Collective, message, "make all sizes equal", &[first, id]);

@@ -7,7 +7,7 @@ use crate::order::PipelineOrder;
 use crate::passes::{add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction};
 use crate::schedule::Draft;
 use crate::schedules::{Chunks, FAMILIES, Family, ScheduleParams, find};
-use crate::task::Touch;
+use crate::task::{Task, Touch};
 use crate::workload::{StageWorkload, Workload};
 
 fn order(family: &str, p: u32, m: u32, v: u32) -> PipelineOrder {
@@ -87,6 +87,43 @@ fn every_family_keeps_the_law_under_every_semantics() {
             }
         }
     }
+}
+
+/// One payload of each family's program after the other is changed: the two ends of a message, or the members of a
+/// reduction over ranks, no longer agree.
+#[test]
+fn every_changed_size_of_a_message_is_found() {
+    let (mut messages, mut reductions) = (0, 0);
+    for family in &FAMILIES {
+        let v = if family.chunks == Chunks::Two { 2 } else { family.default_chunks(Some(2)) };
+        let order = add_gradient_reduction(add_send_recv(&family.order(&ScheduleParams::new(4, 8, v)).unwrap()));
+        let lawful = draft(&add_tied_reduction(order));
+        for i in lawful.graph.node_indices() {
+            let Task { action, peer: Some(_), .. } = lawful.graph[i] else { continue };
+            let mut changed = lawful.clone();
+            changed.graph[i].payload += 1;
+            let expected = if action.op.is_collective() { Rule::Collective } else { Rule::MessageSize };
+            let found: Vec<Rule> = changed.check(Semantics::Eager).iter().map(|v| v.rule).collect();
+            assert!(
+                !found.is_empty() && found.iter().all(|rule| *rule == expected),
+                "{} {action}: {found:?}",
+                family.name
+            );
+            *(if action.op.is_collective() { &mut reductions } else { &mut messages }) += 1;
+        }
+    }
+    println!("sizes changed: {messages} of messages, {reductions} of reductions");
+    assert!(messages > 1000 && reductions > 10, "{messages} {reductions}");
+}
+
+#[test]
+fn r15_no_part_stands_before_what_it_needs() {
+    let order = |cell: &str| PipelineOrder::from_csv(&format!("0F0,1F0,{cell}"), 1).unwrap();
+    assert_eq!(rules(&order("(1B0;0B0)FUSED")), []);
+    let turned = order("(0B0;1B0)FUSED");
+    assert_eq!(rules(&turned), [Rule::Compound]);
+    assert!(violations(&turned)[0].help.contains("move 1B0 before 0B0"), "{:?}", violations(&turned));
+    assert_eq!(rules(&order("0B0,1B0")), [Rule::DeadlockFree], "apart it is a rank that waits for itself");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Abstract costs: F, I, W and hop as numbers.
 
 use super::CostModel;
-use pipewright_ir::action::Op;
+use pipewright_ir::action::{Action, Op};
 use pipewright_ir::schedule::Schedule;
 use pipewright_ir::task::Task;
 use pipewright_ir::unit_costs::{StageTimes, UnitCosts};
@@ -52,20 +52,20 @@ impl CostModel for UnitCost {
         }
     }
 
-    /// The overlapped time where a forward and a whole backward are among the parts, the mean of both stages' where they
-    /// differ; else the sum.
+    /// The overlapped time of one forward and one backward, whole or in its two halves, and nothing else; the mean of what
+    /// their stages take. Of other parts the sum.
     fn compound(&self, parts: &[&Task]) -> f64 {
         let sum = parts.iter().map(|task| self.duration(task)).sum();
         let Some(overlapped) = &self.overlapped else { return sum };
-        let find = |op| parts.iter().find(|t| t.action.op == op).map(|t| t.action.stage.index());
-        let weight = find(Op::FullBackward).or_else(|| find(Op::BackwardInput).and(find(Op::BackwardWeight)));
-        match (find(Op::Forward), weight, parts.len()) {
-            (Some(f), Some(b), 2 | 3) => {
-                let of = |s: usize| overlapped.get(s).copied().unwrap_or(0.0);
-                f64::midpoint(of(f), of(b))
-            }
-            _ => sum,
-        }
+        let find = |op| parts.iter().map(|task| task.action).find(|action| action.op == op);
+        let same = |a: &Action, b: &Action| (a.stage, a.microbatch) == (b.stage, b.microbatch);
+        let backward = match parts.len() {
+            2 => find(Op::FullBackward),
+            3 => find(Op::BackwardInput).filter(|i| find(Op::BackwardWeight).is_some_and(|w| same(i, &w))),
+            _ => None,
+        };
+        let of = |action: Action| overlapped.get(action.stage.index()).copied().unwrap_or(0.0);
+        find(Op::Forward).zip(backward).map_or(sum, |(f, b)| f64::midpoint(of(f), of(b)))
     }
 
     fn latency(&self, _: &Task) -> f64 {
