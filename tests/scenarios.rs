@@ -1,19 +1,30 @@
 //! Every shipped scenario is run, and says what its comment promises.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use pipewright::ir::schedules::FAMILIES;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn scenarios() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "json") && !path.ends_with("schema.json"))
-        .collect();
+    let files = |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let is_scenario = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.ends_with(".json") && !name.ends_with("schema.json")
+    };
+    let mut files: Vec<PathBuf> =
+        files(folder.clone()).chain(files(folder.join("schedules"))).filter(is_scenario).collect();
     files.sort();
     files
+}
+
+#[test]
+fn every_schedule_has_a_scenario_of_its_own() {
+    for family in &FAMILIES {
+        let answer = simulate(&format!("schedules/{}.json", family.name));
+        assert_eq!(answer["runs"][0]["schedule"], family.name);
+    }
 }
 
 fn pipewright(args: &[&str]) -> std::process::Output {
