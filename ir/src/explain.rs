@@ -5,17 +5,21 @@
 //!
 //! A wait is a gap on a rank's compute lane before some task. Its causes are read off the path that led to it: from the
 //! task back to the input that came last, to the task that made it, to what that task waited for (its lane or its own
-//! last input), and so on to the beginning of the gap. At each moment of the gap the path shows one of:
+//! last input), and so on. At each moment of the gap the path shows one of:
 //!
 //! 1. **a message under way**, from the end of the task that made it to the end of its receive: [`Cause::Hop`]. Also
 //!    what no input explains: in a measurement the rank's own thread sends and receives between its tasks.
-//! 2. **a task that runs** on another rank. If it lasts longer than the waiting rank's own tasks of its kind (F, B, I or
-//!    W) do on average, the excess is [`Cause::Imbalance`] of its stage: the time that would vanish if it lasted as long
-//!    as theirs. Of the rest, the moments at which a later task of the waiting rank has all its inputs are
-//!    [`Cause::Order`]: the order, by its memory or warm-up limit, holds it back. What is left is [`Cause::Forward`] or
-//!    [`Cause::Backward`], after the task whose output the rank waits for.
-//! 3. **a rank held back though inputs and lane are there**, by the beginning of a step, or by a reduction over ranks
+//! 2. **a rank held back though inputs and lane are there**, by the beginning of a step, or by a reduction over ranks
 //!    before the optimizer: [`Cause::Barrier`].
+//! 3. **a task that runs** on another rank. Of this time, first, as much is [`Cause::Imbalance`] as slower stages have
+//!    delayed the awaited task more than the waiting rank itself: see below. Of the rest, the moments at which a later
+//!    task of the waiting rank has all its inputs are [`Cause::Order`]: the order, by its memory or warm-up limit, holds
+//!    it back. What is left is [`Cause::Forward`] or [`Cause::Backward`], after the task whose output the rank waits for.
+//!
+//! *Imbalance.* A task that lasts longer than the waiting rank's own tasks of its kind (F, B, I or W) do on average
+//! exceeds them by the difference. A task's delay is the sum of what the tasks on its whole path exceed. The awaited
+//! task's delay less that of the rank's task before the gap is the part of the gap that would vanish if the tasks on
+//! the path lasted as long as the rank's own; it is charged to the stages nearest on the path that exceed.
 //!
 //! The gap before a rank's first task of a step is not taken apart but for barriers: it is [`Cause::Drain`] until the
 //! step before has ended on every rank and [`Cause::Fill`] from then on. After the last task of all it is drain.
@@ -153,8 +157,15 @@ impl Explanation {
             .collect();
         let mut waits = Vec::new();
         let mut ranks = Vec::with_capacity(schedule.ranks());
+        let mut paces: Vec<Pace> = Vec::new();
         for rank in (0..schedule.ranks()).map(Rank::at) {
-            let lane = CompLane::new(&paths, rank, &step_ends);
+            let tasks = compute_tasks(schedule, rank);
+            let means = KINDS.map(|op| mean(schedule, timeline, &tasks, op));
+            let known = paces.iter().position(|pace| pace.is_of(&means)).unwrap_or_else(|| {
+                paces.push(Pace::new(&paths, means));
+                paces.len() - 1
+            });
+            let lane = ComputeLane::new(&paths, rank, tasks, &paces[known], &step_ends);
             let before = waits.len();
             lane.waits(zero, end, &mut waits);
             let mut causes = Causes::default();
@@ -184,7 +195,9 @@ impl Explanation {
     /// The waits for something of another rank, longest first; of equal ones the first.
     pub fn longest(&self) -> Vec<&Wait> {
         let mut waits: Vec<&Wait> = self.waits.iter().filter(|w| w.input.is_some()).collect();
-        waits.sort_by(|a, b| b.span.duration().total_cmp(&a.span.duration()).then(a.span.start.total_cmp(&b.span.start)));
+        waits.sort_by(|a, b| {
+            b.span.duration().total_cmp(&a.span.duration()).then(a.span.start.total_cmp(&b.span.start))
+        });
         waits
     }
 }
@@ -197,41 +210,103 @@ fn blame(stages: &mut Vec<(Stage, f64)>, stage: Stage, time: f64) {
     }
 }
 
-/// The compute lane of one rank.
-struct CompLane<'a> {
-    paths: &'a Paths<'a>,
-    rank: Rank,
-    /// Its tasks in program order.
-    tasks: Vec<TaskId>,
-    /// Mean time of its own tasks of each kind.
-    means: [f64; KINDS.len()],
-    /// Activations it holds before each task, in microbatches.
-    activations: Vec<f64>,
-    /// When each step ends on the last rank.
-    step_ends: &'a [f64],
-}
-
 /// The kinds of tasks whose times are compared between ranks.
 const KINDS: [Op; 4] = [Op::Forward, Op::FullBackward, Op::BackwardInput, Op::BackwardWeight];
 
 /// Differences of times below this share are rounding.
 const ROUNDING: f64 = 1e-9;
 
+fn compute_tasks(schedule: &Schedule, rank: Rank) -> Vec<TaskId> {
+    schedule.program(rank).filter(|(_, t)| t.lane == Lane::Compute).map(|(id, _)| id).collect()
+}
+
+/// Mean time of the tasks of one kind; infinite where there is none, so that nothing exceeds it.
+fn mean(schedule: &Schedule, timeline: &Timeline, tasks: &[TaskId], op: Op) -> f64 {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for id in tasks.iter().filter(|id| schedule.task(**id).action.op == op) {
+        for step in 0..timeline.steps() {
+            sum += timeline.span(step, *id).duration();
+            count += 1.0;
+        }
+    }
+    if count > 0.0 { sum / count } else { f64::INFINITY }
+}
+
+/// How fast a rank is, and what slower ones cost it: equal for ranks whose tasks take equally long.
+struct Pace {
+    /// Mean time of a task of each kind.
+    means: [f64; KINDS.len()],
+    /// Step by step in order of task ids, how much tasks on the path of each exceed these.
+    delays: Vec<f64>,
+}
+
+impl Pace {
+    fn new(paths: &Paths<'_>, means: [f64; KINDS.len()]) -> Self {
+        let Paths { schedule, timeline, .. } = paths;
+        let mut pace = Self { means, delays: vec![0.0; timeline.spans.len()] };
+        let all = || schedule.tasks().flat_map(|(id, _)| (0..timeline.steps()).map(move |step| (step, id)));
+        if all().all(|(step, id)| pace.excess(paths, step, id) <= 0.0) {
+            return pace;
+        }
+        for step in 0..timeline.steps() {
+            for id in schedule.topological().iter().filter(|id| schedule.task(**id).lane == Lane::Compute) {
+                let before = paths.leader(step, *id).map_or(0.0, |(step, id)| pace.delay(paths, step, id));
+                pace.delays[step * timeline.tasks + id.index()] = before + pace.excess(paths, step, *id);
+            }
+        }
+        pace
+    }
+
+    fn is_of(&self, means: &[f64; KINDS.len()]) -> bool {
+        self.means.iter().zip(means).all(|(a, b)| a == b || (a - b).abs() <= ROUNDING * b.abs())
+    }
+
+    /// How much longer a task lasts than those of this pace.
+    fn excess(&self, paths: &Paths<'_>, step: usize, id: TaskId) -> f64 {
+        let Some(kind) = KINDS.iter().position(|op| *op == paths.schedule.task(id).action.op) else { return 0.0 };
+        let (mean, time) = (self.means[kind], paths.timeline.span(step, id).duration());
+        if time > mean * (1.0 + ROUNDING) { time - mean } else { 0.0 }
+    }
+
+    fn delay(&self, paths: &Paths<'_>, step: usize, id: TaskId) -> f64 {
+        self.delays.get(step * paths.timeline.tasks + id.index()).copied().unwrap_or(0.0)
+    }
+
+    /// Charges `time` to the stages nearest on the path of a task that exceed this pace.
+    fn charge(&self, paths: &Paths<'_>, (step, id): (usize, TaskId), time: f64) -> Vec<(Stage, f64)> {
+        let (mut stages, mut left, mut at) = (Vec::new(), time, Some((step, id)));
+        while let Some((step, id)) = at.filter(|_| left > 0.0) {
+            let part = self.excess(paths, step, id).min(left);
+            if part > 0.0 {
+                blame(&mut stages, paths.schedule.task(id).action.stage, part);
+                left -= part;
+            }
+            at = paths.leader(step, id);
+        }
+        stages
+    }
+}
+
+/// The compute lane of one rank.
+struct ComputeLane<'a> {
+    paths: &'a Paths<'a>,
+    rank: Rank,
+    /// Its tasks in program order.
+    tasks: Vec<TaskId>,
+    pace: &'a Pace,
+    /// Activations it holds before each task, in microbatches.
+    activations: Vec<f64>,
+    /// When each step ends on the last rank.
+    step_ends: &'a [f64],
+}
+
 /// A later task that is ready, and since when.
 type Ready = Option<(f64, TaskId)>;
 
-impl<'a> CompLane<'a> {
-    fn new(paths: &'a Paths<'a>, rank: Rank, step_ends: &'a [f64]) -> Self {
-        let Paths { schedule, timeline, .. } = paths;
-        let tasks: Vec<TaskId> =
-            schedule.program(rank).filter(|(_, t)| t.lane == Lane::Compute).map(|(id, _)| id).collect();
-        let mean = |op| {
-            let of_kind = || tasks.iter().filter(|id| schedule.task(**id).action.op == op);
-            let times = (0..timeline.steps()).flat_map(|s| of_kind().map(move |id| timeline.span(s, *id).duration()));
-            times.sum::<f64>() / (of_kind().count() * timeline.steps()) as f64
-        };
-        let activations = activations(schedule, rank, &tasks);
-        Self { paths, rank, means: KINDS.map(mean), activations, tasks, step_ends }
+impl<'a> ComputeLane<'a> {
+    fn new(paths: &'a Paths<'a>, rank: Rank, tasks: Vec<TaskId>, pace: &'a Pace, step_ends: &'a [f64]) -> Self {
+        let activations = activations(paths.schedule, rank, &tasks);
+        Self { paths, rank, tasks, pace, activations, step_ends }
     }
 
     /// Every gap from `zero` to `end`.
@@ -310,42 +385,34 @@ impl<'a> CompLane<'a> {
             None => Cause::Hop,
         };
         let drained = step.checked_sub(1).and_then(|s| self.step_ends.get(s)).copied().unwrap_or(f64::NEG_INFINITY);
-        self.paths.back(step, id, span, &mut |Span { start, end }, piece| {
-            let causes = &mut wait.causes;
-            match piece {
-                Piece::Barrier => causes.add(Cause::Barrier, end - start),
-                _ if k == 0 => {
-                    let middle = drained.clamp(start, end);
-                    causes.add(Cause::Drain, middle - start);
-                    causes.add(Cause::Fill, end - middle);
-                }
-                Piece::Message => causes.add(Cause::Hop, end - start),
-                Piece::Work(task) => {
-                    let fast = end - self.excess(step, task).min(end - start);
-                    if end > fast {
-                        causes.add(Cause::Imbalance, end - fast);
-                        blame(&mut wait.slow_stages, self.task(task).action.stage, end - fast);
-                    }
-                    let since = ready.map_or(fast, |(since, _)| since.clamp(start, fast));
-                    causes.add(direct, since - start);
-                    if let Some((_, held_back)) = ready.filter(|_| fast > since) {
-                        causes.add(Cause::Order, fast - since);
-                        wait.held_back = Some(held_back);
-                    }
+        let delay = |at: Option<(usize, TaskId)>| at.map_or(0.0, |(s, id)| self.pace.delay(self.paths, s, id));
+        let awaited = input.map(|input| (step, input.from));
+        let mut slower = delay(awaited) - delay(self.paths.lane_before(step, id));
+        let causes = &mut wait.causes;
+        self.paths.back(step, id, span, &mut |Span { start, end }, piece| match piece {
+            Piece::Barrier => causes.add(Cause::Barrier, end - start),
+            _ if k == 0 => {
+                let middle = drained.clamp(start, end);
+                causes.add(Cause::Drain, middle - start);
+                causes.add(Cause::Fill, end - middle);
+            }
+            Piece::Message => causes.add(Cause::Hop, end - start),
+            Piece::Work => {
+                let imbalance = slower.clamp(0.0, end - start);
+                causes.add(Cause::Imbalance, imbalance);
+                slower -= imbalance;
+                let end = end - imbalance;
+                let since = ready.map_or(end, |(since, _)| since.clamp(start, end));
+                causes.add(direct, since - start);
+                if end > since {
+                    causes.add(Cause::Order, end - since);
+                    wait.held_back = ready.map(|(_, id)| id);
                 }
             }
         });
+        let imbalance = wait.causes.get(Cause::Imbalance);
+        wait.slow_stages = awaited.map_or_else(Vec::new, |at| self.pace.charge(self.paths, at, imbalance));
         wait
-    }
-
-    /// How much longer a task lasts than this rank's own of its kind.
-    fn excess(&self, step: usize, task: TaskId) -> f64 {
-        let kind = KINDS.iter().position(|op| *op == self.task(task).action.op);
-        let (Some(mean), time) = (kind.map(|k| self.means[k]), self.paths.timeline.span(step, task).duration()) else {
-            return 0.0;
-        };
-        // Without a task of the kind the mean is no number, and nothing exceeds it.
-        if time > mean * (1.0 + ROUNDING) { time - mean } else { 0.0 }
     }
 }
 

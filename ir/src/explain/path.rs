@@ -21,7 +21,7 @@ pub(super) struct Input {
 #[derive(Clone, Copy)]
 pub(super) enum Piece {
     /// A task runs.
-    Work(TaskId),
+    Work,
     /// A message is under way, or a rank is busy with messages.
     Message,
     /// A rank waits for a step to begin, or for a reduction over ranks.
@@ -135,10 +135,26 @@ impl<'a> Paths<'a> {
     }
 
     /// The compute task before one in its lane, in its step or the one before.
-    fn lane_before(&self, step: usize, id: TaskId) -> Option<(usize, TaskId)> {
+    pub(super) fn lane_before(&self, step: usize, id: TaskId) -> Option<(usize, TaskId)> {
         match self.before[id.index()] {
             Some(before) => Some((step, before)),
             None => Some((step.checked_sub(1)?, self.last[self.schedule.task(id).rank.index()]?)),
+        }
+    }
+
+    /// What a task that starts at `start` waited for.
+    fn behind(&self, step: usize, id: TaskId, start: f64) -> Behind {
+        let lane = self.lane_before(step, id);
+        let free = lane.map_or(f64::NEG_INFINITY, |(step, id)| self.timeline.span(step, id).end);
+        Behind { lane, free, input: self.latest(step, id, start, free) }
+    }
+
+    /// The task before this one on the path that led to it.
+    pub(super) fn leader(&self, step: usize, id: TaskId) -> Option<(usize, TaskId)> {
+        let behind = self.behind(step, id, self.timeline.span(step, id).start);
+        match behind.late_input() {
+            Some(input) => (!self.schedule.task(input.from).action.op.is_collective()).then_some((step, input.from)),
+            None => behind.lane,
         }
     }
 
@@ -155,31 +171,49 @@ impl<'a> Paths<'a> {
             }
         };
         while until > wait.start {
-            let lane = self.lane_before(step, id);
-            let free = lane.map_or(f64::NEG_INFINITY, |(step, id)| self.timeline.span(step, id).end);
-            let input = self.latest(step, id, until, free);
-            let arrival = input.map_or(f64::NEG_INFINITY, |(_, at)| at);
+            let behind = self.behind(step, id, until);
             // All was there, and yet it did not start.
-            let first_of_step = lane.is_some_and(|(before, _)| before != step);
+            let first_of_step = behind.lane.is_some_and(|(before, _)| before != step);
             let held = if first_of_step { Piece::Barrier } else { Piece::Message };
-            piece(f64::max(free, arrival), &mut until, held);
-            match (lane, input) {
-                (_, Some((input, _))) if arrival > free => {
+            piece(f64::max(behind.free, behind.arrival()), &mut until, held);
+            match (behind.late_input(), behind.lane) {
+                (Some(input), _) => {
                     if self.schedule.task(input.from).action.op.is_collective() {
                         piece(wait.start, &mut until, Piece::Barrier);
                         return;
                     }
                     piece(self.released(step, &input), &mut until, Piece::Message);
-                    piece(self.timeline.span(step, input.from).start, &mut until, Piece::Work(input.from));
+                    piece(self.timeline.span(step, input.from).start, &mut until, Piece::Work);
                     id = input.from;
                 }
-                (Some((before, task)), _) => {
-                    piece(self.timeline.span(before, task).start, &mut until, Piece::Work(task));
+                (None, Some((before, task))) => {
+                    piece(self.timeline.span(before, task).start, &mut until, Piece::Work);
                     (step, id) = (before, task);
                 }
-                (None, _) => return,
+                (None, None) => return,
             }
         }
+    }
+}
+
+/// What a task waited for.
+struct Behind {
+    /// The compute task before it in its lane ...
+    lane: Option<(usize, TaskId)>,
+    /// ... and when that has ended.
+    free: f64,
+    /// The input that came last, with its arrival.
+    input: Option<(Input, f64)>,
+}
+
+impl Behind {
+    fn arrival(&self) -> f64 {
+        self.input.map_or(f64::NEG_INFINITY, |(_, at)| at)
+    }
+
+    /// The input for which it waited longer than for its lane.
+    fn late_input(&self) -> Option<Input> {
+        self.input.filter(|(_, at)| *at > self.free).map(|(input, _)| input)
     }
 }
 
