@@ -11,7 +11,7 @@ use pipewright::ir::explain::{Cause, Explanation};
 use pipewright::ir::ids::Stage;
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::order::PipelineOrder;
-use pipewright::ir::passes::{add_optimizer_step, add_send_recv, add_tied_reduction};
+use pipewright::ir::passes::{add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction};
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{FAMILIES, ScheduleParams, find};
 use pipewright::ir::timeline::{Source, Timeline};
@@ -21,7 +21,7 @@ use pipewright::sim::cost::UnitCost;
 use pipewright::sim::{Options, simulate};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
-use support::plans::any_plan;
+use support::plans::{Plan, any_plan};
 
 /// A simulated order with its explanation.
 struct Run {
@@ -95,7 +95,7 @@ fn causes_sum_to_the_idle_time_of_every_family() {
                         stage_scale,
                         ..UnitCosts::default()
                     };
-                    let mut program = add_send_recv(&order);
+                    let mut program = add_gradient_reduction(add_send_recv(&order));
                     if stages > 1 {
                         program = add_tied_reduction(program);
                     }

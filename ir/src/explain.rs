@@ -160,7 +160,7 @@ impl Explanation {
         let mut paces: Vec<Pace> = Vec::new();
         for rank in (0..schedule.ranks()).map(Rank::at) {
             let tasks = compute_tasks(schedule, rank);
-            let means = KINDS.map(|op| mean(schedule, timeline, &tasks, op));
+            let means = means(schedule, timeline, &tasks);
             let known = paces.iter().position(|pace| pace.is_of(&means)).unwrap_or_else(|| {
                 paces.push(Pace::new(&paths, means));
                 paces.len() - 1
@@ -210,38 +210,46 @@ fn blame(stages: &mut Vec<(Stage, f64)>, stage: Stage, time: f64) {
     }
 }
 
-/// The kinds of tasks whose times are compared between ranks.
-const KINDS: [Op; 4] = [Op::Forward, Op::FullBackward, Op::BackwardInput, Op::BackwardWeight];
+/// The kinds of tasks whose times are compared between ranks: F, B, I and W, each alone and in compound actions, whose
+/// parts may take less time together.
+const KINDS: usize = 8;
+
+fn kind(task: &Task) -> Option<usize> {
+    let ops = [Op::Forward, Op::FullBackward, Op::BackwardInput, Op::BackwardWeight];
+    let op = ops.iter().position(|op| *op == task.action.op)?;
+    Some(2 * op + usize::from(task.group.is_some()))
+}
 
 /// Differences of times below this share are rounding.
-const ROUNDING: f64 = 1e-9;
+const ROUNDING: f64 = 1e-6;
 
 fn compute_tasks(schedule: &Schedule, rank: Rank) -> Vec<TaskId> {
     schedule.program(rank).filter(|(_, t)| t.lane == Lane::Compute).map(|(id, _)| id).collect()
 }
 
-/// Mean time of the tasks of one kind; infinite where there is none, so that nothing exceeds it.
-fn mean(schedule: &Schedule, timeline: &Timeline, tasks: &[TaskId], op: Op) -> f64 {
-    let (mut sum, mut count) = (0.0, 0.0);
-    for id in tasks.iter().filter(|id| schedule.task(**id).action.op == op) {
+/// Mean time of some tasks by kind; infinite where there is none, so that nothing exceeds it. In single precision: what is
+/// left of a small whole number is then exact, and so are sums of it.
+fn means(schedule: &Schedule, timeline: &Timeline, tasks: &[TaskId]) -> [f64; KINDS] {
+    let mut sums = [(0.0, 0.0); KINDS];
+    for (id, kind) in tasks.iter().filter_map(|id| Some((*id, kind(schedule.task(*id))?))) {
         for step in 0..timeline.steps() {
-            sum += timeline.span(step, *id).duration();
-            count += 1.0;
+            sums[kind].0 += timeline.span(step, id).duration();
+            sums[kind].1 += 1.0;
         }
     }
-    if count > 0.0 { sum / count } else { f64::INFINITY }
+    sums.map(|(sum, count)| if count > 0.0 { f64::from((sum / count) as f32) } else { f64::INFINITY })
 }
 
 /// How fast a rank is, and what slower ones cost it: equal for ranks whose tasks take equally long.
 struct Pace {
     /// Mean time of a task of each kind.
-    means: [f64; KINDS.len()],
+    means: [f64; KINDS],
     /// Step by step in order of task ids, how much tasks on the path of each exceed these.
     delays: Vec<f64>,
 }
 
 impl Pace {
-    fn new(paths: &Paths<'_>, means: [f64; KINDS.len()]) -> Self {
+    fn new(paths: &Paths<'_>, means: [f64; KINDS]) -> Self {
         let Paths { schedule, timeline, .. } = paths;
         let mut pace = Self { means, delays: vec![0.0; timeline.spans.len()] };
         let all = || schedule.tasks().flat_map(|(id, _)| (0..timeline.steps()).map(move |step| (step, id)));
@@ -257,13 +265,13 @@ impl Pace {
         pace
     }
 
-    fn is_of(&self, means: &[f64; KINDS.len()]) -> bool {
-        self.means.iter().zip(means).all(|(a, b)| a == b || (a - b).abs() <= ROUNDING * b.abs())
+    fn is_of(&self, means: &[f64; KINDS]) -> bool {
+        self.means.iter().zip(means).all(|(a, b)| a == b || (a - b).abs() <= ROUNDING * f64::min(*a, *b))
     }
 
     /// How much longer a task lasts than those of this pace.
     fn excess(&self, paths: &Paths<'_>, step: usize, id: TaskId) -> f64 {
-        let Some(kind) = KINDS.iter().position(|op| *op == paths.schedule.task(id).action.op) else { return 0.0 };
+        let Some(kind) = kind(paths.schedule.task(id)) else { return 0.0 };
         let (mean, time) = (self.means[kind], paths.timeline.span(step, id).duration());
         if time > mean * (1.0 + ROUNDING) { time - mean } else { 0.0 }
     }

@@ -125,7 +125,7 @@ impl Changes<'_> {
         let now = self.now.metrics.makespan;
         let share = |then: f64| (now > 0.0).then(|| then / now - 1.0);
         let per_microbatch =
-            |(then, m): (f64, u32)| share(then * f64::from(self.plan.batch.microbatches) / f64::from(m.max(1)));
+            |(then, m): (f64, u32)| share(then * (f64::from(self.plan.batch.microbatches) / f64::from(m.max(1))));
         Ok(WhatIf {
             change: change.to_owned(),
             makespan: makespan.map(|(then, _)| then),

@@ -7,7 +7,7 @@ use super::predict::{self, Costs, Predicted, choose_overlap};
 use super::{exit, load, output};
 use pipewright::ir::plan::Plan;
 use pipewright::report::json::{RunRow, Simulation};
-use pipewright::report::pareto::on_front;
+use pipewright::report::pareto::{in_bytes, on_front};
 use pipewright::report::table::{TimeScale, mebibytes, percent, table};
 use pipewright::report::{Picture, Run, TimeUnit, comparison, gantt, memory, pareto, trace};
 use pipewright::sim::Options;
@@ -54,9 +54,8 @@ overhead",
         "peak
 activations",
         "messages",
-        "against
+        "of the
 first",
-        "Pareto",
     ];
     headers.extend(more.map(str::to_owned));
     if bytes {
@@ -64,17 +63,17 @@ first",
     }
     let first = predictions.first().map_or(1.0, |p| p.metrics.makespan);
     let front = on_front(predictions.iter().map(|p| &p.metrics));
+    let several = predictions.len() > 1;
     let row = |((plan, p), pareto): ((&Plan, &Predicted), bool)| {
         let metrics = &p.metrics;
         let mut row = vec![
-            plan.name.clone(),
+            format!("{}{}", plan.name, if pareto && several { " *" } else { "" }),
             scale.show(metrics.makespan),
             percent(metrics.bubble_fraction),
             percent(metrics.bubble_overhead),
             TimeScale::of([], false).show(metrics.peak_activations()),
             metrics.messages.to_string(),
             ratio(metrics.makespan, first),
-            if pareto { "*".to_owned() } else { String::new() },
         ];
         if bytes {
             row.push(mebibytes(metrics.peak_memory()));
@@ -82,7 +81,12 @@ first",
         row
     };
     let rows: Vec<Vec<String>> = loaded.plans.iter().zip(predictions).zip(front).map(row).collect();
-    format!("{}\n{}", headline(loaded, options), table(&headers, &rows))
+    let mut text = format!("{}\n{}", headline(loaded, options), table(&headers, &rows));
+    if several {
+        let memory = if in_bytes(predictions.iter().map(|p| &p.metrics)) { "peak memory" } else { "peak activations" };
+        text.push_str(&format!("* on the Pareto front: no other is better in time or {memory} and as good in both\n"));
+    }
+    text
 }
 
 /// `a / b`, a dash where there is no such thing.

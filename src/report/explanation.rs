@@ -262,11 +262,11 @@ impl<'a> Words<'a> {
         let idle: f64 = self.metrics.ranks.iter().map(|r| r.idle).sum();
         let ranks = count(self.metrics.ranks.len(), "rank", "ranks");
         if self.explanation.total().total() <= 0.0 {
-            return format!("{ranks} never idle.");
+            return "No rank is ever idle.".to_owned();
         }
         let share = percent(self.metrics.bubble_fraction);
         let mut sentences =
-            vec![format!("Of the time of {ranks}, {} ({share}) is idle: {}.", self.time(idle), self.causes())];
+            vec![format!("Of the time of {ranks}, {} ({share}) are idle: {}.", self.time(idle), self.causes())];
         sentences.extend(self.slowest_stage());
         if let Some(wait) = self.explanation.longest().into_iter().find(|w| w.causes.get(Cause::Fill) <= 0.0) {
             sentences.extend(self.longest_wait(wait));

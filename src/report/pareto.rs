@@ -29,13 +29,14 @@ const LONGEST: f64 = 260.0;
 /// two and not worse in the other. Memory is the peak in bytes where every schedule's is known, else peak activations.
 pub fn on_front<'a>(metrics: impl IntoIterator<Item = &'a Metrics>) -> Vec<bool> {
     let metrics: Vec<&Metrics> = metrics.into_iter().collect();
-    let bytes = in_bytes(&metrics);
+    let bytes = in_bytes(metrics.iter().copied());
     let points: Vec<Point> = metrics.iter().map(|m| (memory(m, bytes), m.makespan)).collect();
     front(&points)
 }
 
-fn in_bytes(metrics: &[&Metrics]) -> bool {
-    metrics.iter().all(|m| m.peak_memory() > 0)
+/// Whether the peak memory of every schedule is known in bytes.
+pub fn in_bytes<'a>(metrics: impl IntoIterator<Item = &'a Metrics>) -> bool {
+    metrics.into_iter().all(|m| m.peak_memory() > 0)
 }
 
 /// Peak memory [B], or peak activations [microbatches].
@@ -113,7 +114,7 @@ impl Plot {
 /// Draws the time of a step over the peak memory of each run, with the Pareto front. Their times must be in one unit.
 pub fn pareto(title: &str, runs: &[Run<'_>]) -> Picture {
     let metrics: Vec<Metrics> = runs.iter().map(|run| Metrics::of(run.schedule, run.timeline)).collect();
-    let bytes = in_bytes(&metrics.iter().collect::<Vec<_>>());
+    let bytes = in_bytes(&metrics);
     let step = |(run, m): (&Run<'_>, &Metrics)| (memory(m, bytes), m.makespan / run.timeline.steps().max(1) as f64);
     let points: Vec<Point> = runs.iter().zip(&metrics).map(step).collect();
     let on_front = front(&points);
