@@ -103,7 +103,7 @@ mod tests {
         let fault =
             |m| constraints(&ScheduleParams::new(3, m, 2)).first().map(|f| format!("{} / {}", f.message, f.help));
         let text = fault(16).unwrap();
-        assert!(text.contains("16 % 5 = 1") && text.contains("m = 15 or 18") && text.contains(": 3 in"), "{text}");
+        assert!(text.contains("16 % 5 = 1") && text.contains("m = 15 or 18") && text.contains(": 4 in"), "{text}");
         assert_eq!([1, 2, 4, 5, 8].map(fault), [const { None }; 5], "one round of any size, two of four");
     }
 }

@@ -44,8 +44,16 @@ fn at(order: &PipelineOrder, rank: usize, action: &str) -> usize {
 
 /// Legal parameters of a family, small and large, with every knob that it takes.
 fn legal(family: &Family) -> Vec<ScheduleParams> {
-    let shapes =
-        (1..=4).flat_map(|p| (1..=9).map(move |m| (p, m))).chain([(3, 16), (5, 12), (6, 12), (6, 15), (8, 16)]);
+    let shapes = (1..=4).flat_map(|p| (1..=9).map(move |m| (p, m))).chain([
+        (2, 16),
+        (3, 16),
+        (4, 10),
+        (4, 12),
+        (5, 12),
+        (6, 12),
+        (6, 15),
+        (8, 16),
+    ]);
     let mut legal = Vec::new();
     for (p, m) in shapes {
         let chunks: &[u32] = match family.chunks {
