@@ -21,7 +21,7 @@ use pipewright::sim::cost::UnitCost;
 use pipewright::sim::{Options, simulate};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
-use support::plans::{Plan, any_plan};
+use support::plans::any_plan;
 
 /// A simulated order with its explanation.
 struct Run {

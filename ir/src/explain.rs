@@ -409,7 +409,8 @@ impl<'a> ComputeLane<'a> {
                 let imbalance = slower.clamp(0.0, end - start);
                 causes.add(Cause::Imbalance, imbalance);
                 slower -= imbalance;
-                let end = end - imbalance;
+                // Not before the start, however it is rounded.
+                let end = f64::max(end - imbalance, start);
                 let since = ready.map_or(end, |(since, _)| since.clamp(start, end));
                 causes.add(direct, since - start);
                 if end > since {

@@ -84,7 +84,7 @@ first",
     let mut text = format!("{}\n{}", headline(loaded, options), table(&headers, &rows));
     if several {
         let memory = if in_bytes(predictions.iter().map(|p| &p.metrics)) { "peak memory" } else { "peak activations" };
-        text.push_str(&format!("* on the Pareto front: no other is better in time or {memory} and as good in both\n"));
+        text.push_str(&format!("* on the Pareto front of time and {memory}\n"));
     }
     text
 }

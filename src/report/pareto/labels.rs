@@ -11,7 +11,7 @@ pub(super) const SIZE: f64 = 12.0;
 /// Height of a line [px].
 const LINE: f64 = 16.0;
 /// Free space around a label [px].
-const AIR: f64 = 3.0;
+const AIR: f64 = 4.0;
 
 /// The labels of one point.
 pub(super) struct Block {
@@ -66,26 +66,31 @@ impl Labels {
 
     /// The nearest free place for a block, off the line of the front where one is about as near; it is then taken.
     pub(super) fn place(&mut self, block: &Block) -> Option<Place> {
+        // Where points lie over one another, the line to a label must pass over some of them.
+        let place = self.nearest(block, false).or_else(|| self.nearest(block, true))?;
+        self.taken.push(place.area);
+        self.leaders.extend(place.leader.clone());
+        Some(place)
+    }
+
+    fn nearest(&self, block: &Block, over_points: bool) -> Option<Place> {
         let width = block.names.iter().map(|n| font::width(n, SIZE, block.on_front)).fold(0.0, f64::max);
         let size = (width, LINE * block.names.len() as f64);
         let mut best: Option<(f64, Place)> = None;
         for (far, distance) in DISTANCES.into_iter().enumerate() {
             for (turn, direction) in DIRECTIONS.into_iter().enumerate() {
                 let place = self.candidate(block.point, size, distance, direction);
-                if !self.is_free(block.point, &place) {
+                if !self.is_free(block.point, &place, over_points) {
                     continue;
                 }
                 let on_line = self.crosses(&self.line, grown(place.area, 1.0));
-                let cost = far as f64 * 4.0 + turn as f64 * 0.25 + if on_line { 14.0 } else { 0.0 };
+                let cost = far as f64 * 4.0 + turn as f64 * 0.25 + if on_line { 30.0 } else { 0.0 };
                 if best.as_ref().is_none_or(|(least, _)| cost < *least) {
                     best = Some((cost, place));
                 }
             }
         }
-        let (_, place) = best?;
-        self.taken.push(place.area);
-        self.leaders.extend(place.leader.clone());
-        Some(place)
+        best.map(|(_, place)| place)
     }
 
     fn candidate(&self, (x, y): Point, (width, height): (f64, f64), distance: f64, direction: f64) -> Place {
@@ -108,7 +113,7 @@ impl Labels {
         Place { area, leader }
     }
 
-    fn is_free(&self, own: Point, place: &Place) -> bool {
+    fn is_free(&self, own: Point, place: &Place, over_points: bool) -> bool {
         let (left, top, right, bottom) = place.area;
         let inside = left >= self.page.0 && top >= self.page.1 && right <= self.page.2 && bottom <= self.page.3;
         let area = grown(place.area, AIR);
@@ -121,7 +126,7 @@ impl Labels {
         // A leader passes no other point either.
         let clear = |point: &Point| {
             let near = (point.0 - self.radius, point.1 - self.radius, point.0 + self.radius, point.1 + self.radius);
-            *point == own || !self.crosses(leader, near)
+            over_points || *point == own || !self.crosses(leader, near)
         };
         inside
             && self.taken.iter().all(apart)
