@@ -139,6 +139,7 @@ proptest! {
             prop_assert!((of.total() - wait.span.duration()).abs() <= slack, "{wait:?}");
             prop_assert!((of.get(Cause::Imbalance) - blamed).abs() <= slack, "{wait:?}");
             prop_assert_eq!(of.get(Cause::Order) > 0.0, wait.held_back.is_some());
+            prop_assert!(wait.activations <= f64::from(plan.order.microbatches), "{wait:?}");
         }
         for pair in explanation.waits.windows(2).filter(|pair| pair[0].rank == pair[1].rank) {
             prop_assert!(pair[0].span.end <= pair[1].span.start, "{pair:?}");

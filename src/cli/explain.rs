@@ -68,11 +68,11 @@ impl Changes<'_> {
             changes.push(self.outcome(&format!("m = {m}"), &scenario, self.costs)?);
             if family.knobs.limit {
                 let limits = self.limits();
-                let doubled = limits.iter().map(|limit| limit * 2.0).collect();
-                changes.push(self.limited("memory limit doubled", doubled)?);
+                let doubled: Vec<f64> = limits.iter().map(|limit| limit * 2.0).collect();
+                changes.push(self.limited("memory limit doubled", &doubled)?);
                 // No order can hold more than all microbatches.
                 let all = f64::from(self.plan.batch.microbatches);
-                changes.push(self.limited("no memory limit", vec![all; limits.len()])?);
+                changes.push(self.limited("no memory limit", &vec![all; limits.len()])?);
             }
         }
         Ok(changes)
@@ -85,9 +85,9 @@ impl Changes<'_> {
         written.map_or_else(held, |limit| limit.each(self.plan.ranks()))
     }
 
-    fn limited(&self, change: &str, limits: Vec<f64>) -> Result<WhatIf, Failure> {
+    fn limited(&self, change: &str, limits: &[f64]) -> Result<WhatIf, Failure> {
         let mut scenario = self.scenario();
-        scenario.schedules.iter_mut().for_each(|entry| entry.max_activations = Some(PerRank::Each(limits.clone())));
+        scenario.schedules.iter_mut().for_each(|entry| entry.max_activations = Some(PerRank::Each(limits.to_vec())));
         self.outcome(change, &scenario, self.costs)
     }
 
