@@ -41,6 +41,17 @@ impl Place {
     }
 }
 
+/// Where the lines from points to their labels may pass.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Leaders {
+    /// Past other points and labels.
+    Clear,
+    /// Also over other points.
+    OverPoints,
+    /// Also behind labels.
+    Anywhere,
+}
+
 /// What stands on the page so far.
 pub(super) struct Labels {
     page: Area,
@@ -53,9 +64,11 @@ pub(super) struct Labels {
 }
 
 /// Directions from the point, best first, in eighths of a turn from the right, clockwise.
-const DIRECTIONS: [f64; 16] = [0.0, 7.0, 1.0, 4.0, 5.0, 3.0, 6.0, 2.0, 7.5, 0.5, 6.5, 1.5, 5.5, 2.5, 4.5, 3.5];
+const DIRECTIONS: [f64; 8] = [0.0, 7.0, 1.0, 4.0, 5.0, 3.0, 6.0, 2.0];
+/// Directions that are tried between two of these.
+const BETWEEN: [f64; 6] = [0.0, 0.5, 0.25, 0.75, 0.125, 0.625];
 /// Distances from the point [px].
-const DISTANCES: [f64; 12] = [5.0, 9.0, 16.0, 26.0, 40.0, 58.0, 80.0, 108.0, 142.0, 184.0, 236.0, 300.0];
+const DISTANCES: [f64; 13] = [5.0, 9.0, 16.0, 26.0, 40.0, 58.0, 80.0, 108.0, 142.0, 184.0, 236.0, 300.0, 380.0];
 /// From this distance on a line leads to the label [px].
 const APART: f64 = 12.0;
 
@@ -66,25 +79,28 @@ impl Labels {
 
     /// The nearest free place for a block, off the line of the front where one is about as near; it is then taken.
     pub(super) fn place(&mut self, block: &Block) -> Option<Place> {
-        // Where points lie over one another, the line to a label must pass over some of them.
-        let place = self.nearest(block, false).or_else(|| self.nearest(block, true))?;
+        // Where points lie over one another, the line to a label must pass over some of them, or behind a label.
+        let place = [Leaders::Clear, Leaders::OverPoints, Leaders::Anywhere]
+            .into_iter()
+            .find_map(|leaders| self.nearest(block, leaders))?;
         self.taken.push(place.area);
         self.leaders.extend(place.leader.clone());
         Some(place)
     }
 
-    fn nearest(&self, block: &Block, over_points: bool) -> Option<Place> {
+    fn nearest(&self, block: &Block, leaders: Leaders) -> Option<Place> {
         let width = block.names.iter().map(|n| font::width(n, SIZE, block.on_front)).fold(0.0, f64::max);
         let size = (width, LINE * block.names.len() as f64);
         let mut best: Option<(f64, Place)> = None;
         for (far, distance) in DISTANCES.into_iter().enumerate() {
-            for (turn, direction) in DIRECTIONS.into_iter().enumerate() {
+            let directions = BETWEEN.iter().flat_map(|more| DIRECTIONS.map(|direction| direction + more));
+            for (turn, direction) in directions.enumerate() {
                 let place = self.candidate(block.point, size, distance, direction);
-                if !self.is_free(block.point, &place, over_points) {
+                if !self.is_free(block.point, &place, leaders) {
                     continue;
                 }
                 let on_line = self.crosses(&self.line, grown(place.area, 1.0));
-                let cost = far as f64 * 4.0 + turn as f64 * 0.25 + if on_line { 30.0 } else { 0.0 };
+                let cost = far as f64 * 4.0 + turn.min(16) as f64 * 0.25 + if on_line { 30.0 } else { 0.0 };
                 if best.as_ref().is_none_or(|(least, _)| cost < *least) {
                     best = Some((cost, place));
                 }
@@ -113,7 +129,7 @@ impl Labels {
         Place { area, leader }
     }
 
-    fn is_free(&self, own: Point, place: &Place, over_points: bool) -> bool {
+    fn is_free(&self, own: Point, place: &Place, leaders: Leaders) -> bool {
         let (left, top, right, bottom) = place.area;
         let inside = left >= self.page.0 && top >= self.page.1 && right <= self.page.2 && bottom <= self.page.3;
         let area = grown(place.area, AIR);
@@ -126,13 +142,14 @@ impl Labels {
         // A leader passes no other point either.
         let clear = |point: &Point| {
             let near = (point.0 - self.radius, point.1 - self.radius, point.0 + self.radius, point.1 + self.radius);
-            over_points || *point == own || !self.crosses(leader, near)
+            leaders >= Leaders::OverPoints || *point == own || !self.crosses(leader, near)
         };
         inside
             && self.taken.iter().all(apart)
             && self.points.iter().all(|point| off(point) && clear(point))
-            && !self.leaders.iter().any(|other| self.crosses(other, area))
-            && !self.taken.iter().any(|other| self.crosses(leader, grown(*other, 1.0)))
+            && (leaders == Leaders::Anywhere
+                || !(self.leaders.iter().any(|other| self.crosses(other, area))
+                    || self.taken.iter().any(|other| self.crosses(leader, grown(*other, 1.0)))))
     }
 
     /// Whether a line of straight pieces passes through an area.
@@ -177,8 +194,8 @@ mod tests {
     #[test]
     fn labels_of_crowded_points_stand_apart() {
         let points: Vec<Point> =
-            (0..16).map(|i| (300.0 + f64::from(i % 4) * 9.0, 300.0 + f64::from(i / 4) * 9.0)).collect();
-        let mut labels = Labels::new((0.0, 0.0, 800.0, 600.0), points.clone(), 5.0, Vec::new());
+            (0..16).map(|i| (500.0 + f64::from(i % 4) * 12.0, 300.0 + f64::from(i / 4) * 12.0)).collect();
+        let mut labels = Labels::new((0.0, 0.0, 1170.0, 520.0), points.clone(), 5.0, Vec::new());
         for point in points {
             let block = Block { point, names: vec!["interleaved-1f1b v=2".to_owned()], on_front: true };
             assert!(labels.place(&block).is_some());
