@@ -8,6 +8,7 @@ mod compare;
 #[cfg(feature = "exec")]
 mod execute;
 pub(crate) mod exit;
+mod explain;
 mod failure;
 mod list;
 mod load;
@@ -53,6 +54,7 @@ pub(crate) fn main() -> ExitCode {
         Verb::Show(args) => show::run(args),
         Verb::Simulate(args) => simulate::run(args),
         Verb::Compare(args) => compare::run(args),
+        Verb::Explain(args) => explain::run(args),
         Verb::Model(args) => model::run(args),
         Verb::List(args) => list::run(args),
         Verb::Schema => schema::run(),

@@ -272,6 +272,141 @@ fn usage_errors_have_code_2_and_help_has_0() {
     }
 }
 
+/// A scenario with one compound action a rank in the middle, under `costs`.
+fn compound(costs: &str) -> String {
+    let csv = temporary("compound.csv", "0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1\n");
+    custom(&csv, 2, 2).replace("\"unit\"", &format!("\"unit\", {costs}"))
+}
+
+#[test]
+fn overlap_decides_how_compound_actions_run() {
+    let scenario = compound("\"overlap\": \"overlapped\", \"overlapped_forward_backward\": 2");
+    let makespan = |args: &[&str]| {
+        let all: Vec<&str> = ["simulate", "-", "--json"].into_iter().chain(args.iter().copied()).collect();
+        json(&with_scenario(&all, &scenario))["runs"][0]["makespan"].as_f64().unwrap()
+    };
+    // F0; F0; F1 and B0; B1; B1, of 1, 1, 3 or 2, 2 and 2.
+    assert_eq!(makespan(&[]), 8.0);
+    assert_eq!(makespan(&["--overlap", "overlapped"]), 8.0);
+    assert_eq!(makespan(&["--overlap", "atomic"]), 9.0);
+    assert_eq!(makespan(&["--overlap", "sequential"]), 9.0);
+    for mode in ["sequential", "atomic", "overlapped"] {
+        for verb in ["simulate", "explain"] {
+            let output = with_scenario(&[verb, "-", "--overlap", mode], &scenario);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(text.starts_with(&format!("custom: 2 ranks, 2 microbatches, compound actions {mode}")), "{text}");
+        }
+    }
+    let output = with_scenario(&["simulate", "-", "--overlap", "atomic"], P4_M8);
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("compound"), "there are none");
+}
+
+#[test]
+fn an_overlap_that_cannot_be_predicted_is_refused() {
+    let refused = |args: &[&str], scenario: &str, expected: &str| {
+        let output = with_scenario(args, scenario);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));
+    };
+    let plain = compound("\"hop\": 0");
+    for verb in ["simulate", "explain", "compare"] {
+        refused(&[verb, "-", "--overlap", "overlapped"], &plain, "how long an overlapped F and B take");
+    }
+    for mode in ["atomic", "overlapped"] {
+        let scenario = compound("\"overlap\": \"overlapped\", \"overlapped_forward_backward\": 2");
+        refused(&["simulate", "-", "--overlap", mode, "--cores", "1"], &scenario, "a device of its own");
+        refused(&["simulate", "-", "--cores", "1"], &scenario, "--overlap sequential");
+    }
+    let output = with_scenario(&["simulate", "-", "--overlap", "sequential", "--cores", "1"], &plain);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn explain_answers_with_the_names_that_scripts_rely_on() {
+    let scenario = P4_M8.replace("\"unit\" }", "\"unit\", \"hop\": 0.5, \"stage_scale\": [1, 1, 1, 2] }");
+    let answer = json(&with_scenario(&["explain", "-", "--schedule", "1f1b", "--json"], &scenario));
+    assert_eq!((answer["schema_version"].as_u64(), answer["time_unit"].as_str()), (Some(1), Some("units")));
+    let run = &answer["runs"][0];
+    assert_eq!(run["schedule"], "1f1b");
+    let simulated = json(&with_scenario(&["simulate", "-", "--schedule", "1f1b", "--json"], &scenario));
+    assert_eq!(run["makespan"], simulated["runs"][0]["makespan"]);
+    for rank in 0..4 {
+        let row = &run["ranks"][rank];
+        assert_eq!((&row["rank"], &row["idle"]), (&rank.into(), &simulated["runs"][0]["ranks"][rank]["idle"]));
+        let causes = ["fill", "drain", "forward", "backward", "hop", "imbalance", "order", "barrier"];
+        let sum: f64 = causes.iter().map(|cause| row["causes"][cause].as_f64().unwrap()).sum();
+        assert_eq!(Some(sum), row["idle"].as_f64(), "rank {rank}");
+        assert_eq!(row["causes"].as_object().unwrap().len(), causes.len());
+        let slow: f64 = row["slow_stages"].as_object().unwrap().values().map(|time| time.as_f64().unwrap()).sum();
+        assert_eq!(row["causes"]["imbalance"], slow, "rank {rank}");
+    }
+    assert!(run["ranks"][0]["slow_stages"]["3"].as_f64().unwrap() > 0.0);
+    let wait = &run["waits"][0];
+    assert_eq!(
+        (wait["rank"].as_u64(), wait["task"].as_str(), wait["waits_for"].as_str()),
+        (Some(0), Some("0B0"), Some("1B0"))
+    );
+    let length = |w: &Value| w["to"].as_f64().unwrap() - w["from"].as_f64().unwrap();
+    assert!(run["waits"].as_array().unwrap().is_sorted_by(|a, b| length(a) >= length(b)));
+    let changes = run["what_if"].as_array().unwrap();
+    assert_eq!(
+        changes.iter().map(|c| c["change"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["hop = 0", "equal stages", "m = 16"]
+    );
+    // Each is what `simulate` says of the changed scenario.
+    for (change, from, to) in [
+        (0, "\"hop\": 0.5", "\"hop\": 0"),
+        (1, "[1, 1, 1, 2]", "[1, 1, 1, 1]"),
+        (2, "\"num_microbatches\": 8", "\"num_microbatches\": 16"),
+    ] {
+        let changed =
+            json(&with_scenario(&["simulate", "-", "--schedule", "1f1b", "--json"], &scenario.replace(from, to)));
+        assert_eq!(changes[change]["makespan"], changed["runs"][0]["makespan"]);
+        let (then, now) = (changes[change]["makespan"].as_f64().unwrap(), run["makespan"].as_f64().unwrap());
+        // As precise as JSON is read here.
+        assert!((changes[change]["difference"].as_f64().unwrap() - (then / now - 1.0)).abs() < 1e-12);
+    }
+    let words = run["words"].as_str().unwrap();
+    for part in [
+        "Stage 3 on rank 3 is the slow one",
+        "Rank 0 waits longest for its first backward 0B0",
+        "so it holds 4 microbatches",
+    ] {
+        assert!(words.contains(part), "{part}: {words}");
+    }
+}
+
+#[test]
+fn explain_fits_a_terminal() {
+    let scenario = P4_M8.replace("\"unit\" }", "\"unit\", \"hop\": 0.375, \"optimizer\": 0.5 }");
+    let output = with_scenario(&["explain", "-", "--steps", "2", "--barrier"], &scenario);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    assert!(text.contains("hop = 0: ") && text.contains(" a microbatch)"), "{text}");
+    assert_eq!(text.matches("longest").count(), 6, "a table and a sentence for each of three schedules: {text}");
+}
+
+#[test]
+fn the_front_is_marked() {
+    let scenario = P4_M8.replace("\"gpipe\"", "\"gpipe\", \"naive\"");
+    let answer = json(&with_scenario(&["simulate", "-", "--json"], &scenario));
+    let marks: Vec<_> = answer["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| (r["schedule"].as_str().unwrap(), r["pareto"].as_bool().unwrap()))
+        .collect();
+    assert_eq!(marks, [("gpipe", false), ("naive", true), ("1f1b", true), ("interleaved-1f1b", true)]);
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("front.svg");
+    let output = with_scenario(&["simulate", "-", "--pareto", path.to_str().unwrap()], &scenario);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.lines().filter(|line| line.contains(" * ")).count(), 3, "{text}");
+    assert!(std::fs::read_to_string(path).unwrap().contains("interleaved-1f1b v=2"));
+}
+
 #[test]
 fn a_picture_needs_a_format() {
     let output = with_scenario(&["simulate", "-", "--plot", "x.gif"], P4_M8);

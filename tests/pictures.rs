@@ -11,7 +11,8 @@ use pipewright::ir::timeline::{MemorySample, Source, Timeline};
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use pipewright::report::{
-    Picture, PictureError, Run, TimeUnit, comparison, gantt, memory, memory_against, predicted_against_measured, trace,
+    Picture, PictureError, Run, TimeUnit, comparison, gantt, memory, memory_against, pareto,
+    predicted_against_measured, trace,
 };
 use pipewright::sim::{Options, cost::UnitCost, simulate};
 use resvg::{tiny_skia, usvg};
@@ -94,6 +95,7 @@ fn all_pictures(case: &Case) -> Vec<Picture> {
         memory(&run),
         memory_against(&run, &second),
         comparison("Schedules", &[run.clone(), second.clone()]),
+        pareto("Schedules", &[run.clone(), second.clone()]),
         predicted_against_measured("Predicted against measured", &[(run, second)]),
     ]
 }
@@ -146,6 +148,42 @@ fn comparisons_say_which_ends_first() {
     assert!(svg.contains("counted while running") && svg.contains("counted 5 GiB") && svg.contains("activations"));
 }
 
+/// Sixteen schedules, some in one place: every one is named beside its point.
+fn many() -> Vec<(String, Case)> {
+    let mut cases = Vec::new();
+    for (family, chunks) in
+        [("gpipe", &[1][..]), ("1f1b", &[1]), ("eager-1f1b", &[1]), ("interleaved-1f1b", &[2, 3, 4, 5, 6, 7, 8])]
+    {
+        for v in chunks {
+            let costs = UnitCosts { hop: 0.05, ..UnitCosts::default() };
+            let order = (4, 16, *v);
+            cases.push((format!("{family} v={v}"), case(family, order, &Workload::abstract_stages(4 * v), &costs, 1)));
+        }
+    }
+    for m in [8, 12, 14, 15, 17, 18] {
+        cases.push((format!("1f1b of {m} microbatches"), plain("1f1b", 4, m, 1)));
+    }
+    cases
+}
+
+#[test]
+fn a_front_names_every_schedule_once() {
+    let cases = many();
+    assert_eq!(cases.len(), 16);
+    let runs: Vec<_> = cases.iter().map(|(name, case)| case.run(name)).collect();
+    let picture = pareto("Sixteen schedules", &runs);
+    let mut boxes = Vec::new();
+    text_boxes(parsed(&picture).root(), &mut boxes);
+    for (name, _) in &cases {
+        assert_eq!(boxes.iter().filter(|(_, words)| words.trim() == name).count(), 1, "{name}");
+    }
+    assert_texts_stand_apart(&picture);
+    assert!(picture.svg().contains("peak activations of the rank that holds most [microbatches]"));
+    let (a, b) = (rich("1f1b", 4, 8, 1, 1), rich("gpipe", 4, 8, 1, 1));
+    let svg = pareto("With bytes", &[a.run("1F1B"), b.run("GPipe")]).svg().to_owned();
+    assert!(svg.contains("peak memory of the rank that holds most [GiB]"));
+}
+
 #[test]
 fn memory_without_bytes_counts_activations() {
     let case = plain("1f1b", 4, 8, 1);
@@ -178,20 +216,24 @@ fn texts_are_inside_the_page_and_do_not_overlap() {
         plain("1f1b", 64, 128, 1),
     ];
     for picture in cases.iter().flat_map(all_pictures) {
-        let (width, height) = picture.size();
-        let mut boxes = Vec::new();
-        text_boxes(parsed(&picture).root(), &mut boxes);
-        assert!(!boxes.is_empty());
-        for (i, (a, words)) in boxes.iter().enumerate() {
-            let inside = a.left() >= 0.0 && a.top() >= 0.0 && a.right() <= width as f32 && a.bottom() <= height as f32;
-            assert!(inside, "{words} at {a:?}");
-            for (b, other) in &boxes[i + 1..] {
-                let across = a.right().min(b.right()) - a.left().max(b.left());
-                let down = a.bottom().min(b.bottom()) - a.top().max(b.top());
-                // Line boxes are higher than letters; a third of the lower one may be shared.
-                let shared = across > 0.5 && down > a.height().min(b.height()) * 0.35;
-                assert!(!shared, "`{words}` lies over `{other}`");
-            }
+        assert_texts_stand_apart(&picture);
+    }
+}
+
+fn assert_texts_stand_apart(picture: &Picture) {
+    let (width, height) = picture.size();
+    let mut boxes = Vec::new();
+    text_boxes(parsed(picture).root(), &mut boxes);
+    assert!(!boxes.is_empty());
+    for (i, (a, words)) in boxes.iter().enumerate() {
+        let inside = a.left() >= 0.0 && a.top() >= 0.0 && a.right() <= width as f32 && a.bottom() <= height as f32;
+        assert!(inside, "{words} at {a:?}");
+        for (b, other) in &boxes[i + 1..] {
+            let across = a.right().min(b.right()) - a.left().max(b.left());
+            let down = a.bottom().min(b.bottom()) - a.top().max(b.top());
+            // Line boxes are higher than letters; a third of the lower one may be shared.
+            let shared = across > 0.5 && down > a.height().min(b.height()) * 0.35;
+            assert!(!shared, "`{words}` lies over `{other}`");
         }
     }
 }
@@ -257,6 +299,7 @@ fn nothing_to_draw_is_drawn_too() {
         assert!(trace(&run)["traceEvents"].is_array());
     }
     assert!(comparison("No runs", &[]).png(1.0).is_ok());
+    assert!(pareto("No runs", &[]).png(1.0).is_ok());
 }
 
 /// The events of a phase.

@@ -61,7 +61,12 @@ fn every_scenario_is_checked_compared_and_listed() {
         let output = pipewright(&["compare", file, "--steps", steps, "--out", out.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(0), "{name}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    for picture in ["four-schedules/comparison.png", "slow-links/timeline-1f1b.svg", "custom-order/memory-1f1b.png"] {
+    for picture in [
+        "four-schedules/comparison.png",
+        "four-schedules/pareto.png",
+        "slow-links/timeline-1f1b.svg",
+        "custom-order/memory-1f1b.png",
+    ] {
         assert!(out.join(picture).metadata().unwrap().len() > 1000, "{picture}");
     }
 }

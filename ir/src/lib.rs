@@ -11,6 +11,7 @@
 pub mod action;
 pub mod cells;
 pub mod cost_table;
+pub mod explain;
 pub mod fault;
 pub mod ids;
 pub mod memory;

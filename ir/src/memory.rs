@@ -109,3 +109,10 @@ pub fn peak_activations(schedule: &Schedule, rank: Rank) -> u32 {
     }
     peak
 }
+
+/// Activation buffers of one microbatch on a rank: one for each chunk of one pipe and each slice. (A bidirectional order
+/// holds as many stages again, but no larger a share of the model.)
+pub fn activations_of_microbatch(schedule: &Schedule, rank: Rank) -> u32 {
+    let chunks = schedule.placement().stages_of(rank).count().div_ceil(schedule.placement().pipes().len()).max(1);
+    TaskId::at(chunks * usize::from(schedule.cells().slices())).0
+}

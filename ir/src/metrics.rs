@@ -100,16 +100,14 @@ fn rank_metrics(
         }
     }
     let first = if first.is_finite() { first } else { zero };
-    // Of one pipe: a bidirectional order holds as many activations again, but no larger a share of the model.
-    let chunks = schedule.placement().stages_of(rank).count().div_ceil(schedule.placement().pipes().len()).max(1);
-    let per_microbatch = chunks * usize::from(schedule.cells().slices());
+    let whole = f64::from(memory::activations_of_microbatch(schedule, rank));
     RankMetrics {
         busy,
         idle: makespan - busy,
         first_start: first - zero,
         last_end: last - zero,
         span_idle: last - first - busy,
-        peak_activations: f64::from(memory::peak_activations(schedule, rank)) / per_microbatch as f64,
+        peak_activations: f64::from(memory::peak_activations(schedule, rank)) / whole,
         memory: memory::of_rank(schedule, timeline, rank, position),
     }
 }

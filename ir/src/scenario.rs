@@ -86,6 +86,17 @@ pub enum Overlap {
     Overlapped,
 }
 
+impl Overlap {
+    /// Its name for people and in options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Overlap::Sequential => "sequential",
+            Overlap::Atomic => "atomic",
+            Overlap::Overlapped => "overlapped",
+        }
+    }
+}
+
 /// The shape of a GPT, with Megatron's names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use pipewright::ir::scenario::Overlap;
 use pipewright::ir::spec::Semantics;
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 Examples:
   pipewright compare scenarios/01-quickstart.json      predict, really train, verify and draw four schedules
   pipewright simulate scenarios/02-four-schedules.json --plot out/four.svg
+  pipewright explain scenarios/03-slow-links.json --schedule 1f1b
   pipewright show scenarios/02-four-schedules.json --schedule 1f1b --csv
   pipewright list                                      the schedules, with papers and formulas
 
@@ -35,6 +37,8 @@ pub(crate) enum Verb {
     Simulate(SimulateArgs),
     /// Predict every schedule side by side, and with `execute` also measure on this machine, verify and draw
     Compare(CompareArgs),
+    /// Say where the idle time of each rank goes, by cause, and what would change it
+    Explain(ExplainArgs),
     /// Really train with one schedule
     #[cfg(feature = "exec")]
     Run(RunArgs),
@@ -89,6 +93,27 @@ impl Sends {
     }
 }
 
+/// How the parts of a compound action run.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OverlapMode {
+    /// One after another, each as soon as its own inputs are there
+    Sequential,
+    /// All together once the inputs of all are there, in the sum of their times
+    Atomic,
+    /// All together, in the time `costs.overlapped_forward_backward`
+    Overlapped,
+}
+
+impl OverlapMode {
+    pub(crate) fn overlap(self) -> Overlap {
+        match self {
+            OverlapMode::Sequential => Overlap::Sequential,
+            OverlapMode::Atomic => Overlap::Atomic,
+            OverlapMode::Overlapped => Overlap::Overlapped,
+        }
+    }
+}
+
 #[derive(Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
@@ -126,6 +151,9 @@ pub(crate) struct SimulateArgs {
     /// Let all ranks share this many cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) cores: Option<u32>,
+    /// How the parts of compound actions run; overrides the scenario
+    #[arg(long, value_enum)]
+    pub(crate) overlap: Option<OverlapMode>,
     /// Write a Chrome trace, to open in Perfetto; with several schedules one file each
     #[arg(long, value_name = "OUT.json")]
     pub(crate) trace: Option<PathBuf>,
@@ -135,6 +163,27 @@ pub(crate) struct SimulateArgs {
     /// Draw memory over time; with several schedules one file each
     #[arg(long, value_name = "OUT.svg|.png")]
     pub(crate) memory_plot: Option<PathBuf>,
+    /// Draw step time over peak memory, a point a schedule, with the Pareto front
+    #[arg(long, value_name = "OUT.svg|.png")]
+    pub(crate) pareto: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// Steps back to back
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) steps: u32,
+    /// All ranks wait for each other between steps
+    #[arg(long)]
+    pub(crate) barrier: bool,
+    /// How the parts of compound actions run; overrides the scenario
+    #[arg(long, value_enum)]
+    pub(crate) overlap: Option<OverlapMode>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -168,6 +217,9 @@ pub(crate) struct CompareArgs {
     pub(crate) source: Source,
     #[command(flatten)]
     pub(crate) execute: ExecuteArgs,
+    /// How the parts of compound actions run in a prediction; overrides the scenario
+    #[arg(long, value_enum)]
+    pub(crate) overlap: Option<OverlapMode>,
     /// Only predict, even where the scenario says how to execute
     #[arg(long)]
     pub(crate) predict_only: bool,

@@ -3,28 +3,28 @@
 use super::args::CompareArgs;
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::{Costs, Predicted};
-use super::simulate::{report_run, save, simulation, text};
+use super::predict::{Costs, Predicted, choose_overlap, options};
+use super::simulate::{report_run, save, simulation, text, unit};
 use super::{exit, load, output};
-use pipewright::report::{Picture, TimeUnit, comparison, gantt, memory, trace};
-use pipewright::sim::Options;
+use pipewright::report::{Picture, comparison, gantt, memory, pareto, trace};
 use std::path::Path;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
-    let loaded = load::load(&args.source.file, &args.source.schedule)?;
+    let mut loaded = load::load(&args.source.file, &args.source.schedule)?;
     loaded.warn();
     let folder = args.out.join(output::slug(&loaded.scenario.name));
     #[cfg(feature = "exec")]
     if loaded.scenario.execute.is_some() && !args.predict_only {
         return measured::run(args, &loaded, &folder);
     }
+    choose_overlap(&mut loaded, args.overlap)?;
     predicted(args, &loaded, &folder)
 }
 
 /// Predictions alone.
 fn predicted(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, Failure> {
     let costs = Costs::of(loaded)?;
-    let options = Options::default();
+    let options = options(loaded);
     let predictions = costs.predict_all(loaded, &options)?;
     if args.json {
         output::json(&simulation(loaded, &costs, &predictions, options.steps))?;
@@ -38,9 +38,10 @@ fn predicted(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, F
 
 /// The comparison figure, and for each schedule its timeline, memory and trace.
 fn draw_predictions(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], folder: &Path) -> Result<(), Failure> {
-    let unit = if costs.in_seconds() { TimeUnit::Seconds } else { TimeUnit::Abstract };
+    let unit = unit(costs);
     let runs: Vec<_> = loaded.plans.iter().zip(predictions).map(|(plan, p)| report_run(plan, p, unit)).collect();
     save_both(&comparison(&loaded.scenario.name, &runs), folder, "comparison")?;
+    save_both(&pareto(&loaded.scenario.name, &runs), folder, "pareto")?;
     for (run, slug) in runs.iter().zip(output::slugs(runs.iter().map(|run| run.name))) {
         save_both(&gantt(run), folder, &format!("timeline-{slug}"))?;
         save_both(&memory(run), folder, &format!("memory-{slug}"))?;
@@ -58,6 +59,7 @@ fn save_both(picture: &Picture, folder: &Path, name: &str) -> Result<(), Failure
 /// Predictions against measurements on this machine.
 #[cfg(feature = "exec")]
 mod measured {
+    use super::super::args::OverlapMode;
     use super::super::execute::{Job, Profiler};
     use super::super::predict::sound;
     use super::super::profile;
@@ -72,8 +74,10 @@ mod measured {
     use pipewright::ir::timeline::{Source, Timeline};
     use pipewright::ir::workload::Workload;
     use pipewright::report::json::RunRow;
+    use pipewright::report::pareto::on_front;
     use pipewright::report::table::{TimeScale, mebibytes, percent, table};
-    use pipewright::report::{self, memory_against, predicted_against_measured};
+    use pipewright::report::{self, TimeUnit, memory_against, predicted_against_measured};
+    use pipewright::sim::Options;
     use serde::Serialize;
 
     /// Steps whose every gradient is compared with one device.
@@ -127,6 +131,13 @@ mod measured {
     }
 
     pub(super) fn run(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, Failure> {
+        // The executor runs the parts of a compound action one after another.
+        if args.overlap.is_some_and(|mode| mode != OverlapMode::Sequential) {
+            return Err(Failure::Usage {
+                message: "what is executed runs the parts of compound actions one after another".to_owned(),
+                help: "leave out --overlap, or predict alone with --predict-only".to_owned(),
+            });
+        }
         let job = Job::of(loaded, &args.execute)?;
         let oversubscribed = loaded.plans.first().is_some_and(|plan| job.oversubscribed(plan));
         let written = match &loaded.scenario.costs {
@@ -165,10 +176,11 @@ mod measured {
         let microbatches = loaded.plans.first().map_or(1, |p| p.batch.microbatches * p.batch.rounds);
         let reference = job.reference(microbatches, job.steps, VERIFIED_STEPS.min(job.steps))?;
         let (mut rows, mut steps) = (Vec::new(), Vec::new());
-        for ((plan, predicted), runs) in loaded.plans.iter().zip(&predictions).zip(&runs) {
+        let front = on_front(predictions.iter().map(|p| &p.metrics));
+        for (((plan, predicted), runs), pareto) in loaded.plans.iter().zip(&predictions).zip(&runs).zip(front) {
             let verified = verify::verify(&job, plan, &reference)?;
             let step = median_step(runs);
-            let mut row = row(plan, predicted, runs, &step, &reference, verified);
+            let mut row = row((plan, predicted, pareto), runs, &step, &reference, verified);
             row.measured_bubble_fraction = row.measured_bubble_fraction.filter(|_| !oversubscribed);
             rows.push(row);
             steps.push(step);
@@ -216,8 +228,7 @@ mod measured {
     }
 
     fn row(
-        plan: &Plan,
-        predicted: &Predicted,
+        (plan, predicted, pareto): (&Plan, &Predicted, bool),
         runs: &[Run],
         step: &Timeline,
         reference: &Reference,
@@ -228,7 +239,7 @@ mod measured {
         let losses = runs.first().map_or_else(Vec::new, |run| run.losses.clone());
         let differences = losses.iter().zip(&reference.losses).map(|(a, b)| (a - b).abs());
         Measured {
-            predicted: RunRow::new(plan, &predicted.metrics, 1),
+            predicted: RunRow::new(plan, &predicted.metrics, 1, pareto),
             measured_step_seconds: metrics.makespan,
             step_error: predicted.metrics.makespan / metrics.makespan - 1.0,
             measured_bubble_fraction: Some(metrics.bubble_fraction),

@@ -1,11 +1,12 @@
 //! From a plan to its predicted timeline.
 
+use super::args::OverlapMode;
 use super::failure::Failure;
 use super::load::Loaded;
 use pipewright::ir::cost_table::CostTable;
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::Plan;
-use pipewright::ir::scenario::CostModelName;
+use pipewright::ir::scenario::{CostModelName, Overlap};
 use pipewright::ir::schedule::Schedule;
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::unit_costs::UnitCosts;
@@ -55,15 +56,25 @@ impl Costs {
     }
 
     /// Options for a plan: a table was measured on a machine whose ranks share cores and bandwidth.
-    fn on_machine(&self, plan: &Plan, options: &Options) -> Options {
-        match self {
+    fn on_machine(&self, plan: &Plan, options: &Options) -> Result<Options, Failure> {
+        let options = match self {
             Costs::Unit(_) => *options,
             Costs::Table(table) => Options {
                 cores: options.cores.or((plan.ranks() > table.cores).then_some(table.cores)),
                 contention: table.contention,
                 ..*options
             },
+        };
+        if options.compound && (options.cores.is_some() || options.contention > 0.0) {
+            return Err(Failure::Usage {
+                message:
+                    "the parts of compound actions run as one only where every rank has a device of its own, but these \
+                          ranks share cores or slow each other down"
+                        .to_owned(),
+                help: "use --overlap sequential; or leave out --cores, and predict from unit costs".to_owned(),
+            });
         }
+        Ok(options)
     }
 
     /// Predicts every plan of a scenario.
@@ -72,7 +83,7 @@ impl Costs {
     }
 
     /// Predicts one plan.
-    fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
+    pub(crate) fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
         let schedule = sound(plan, &self.workload(plan))?;
         if schedule.len().saturating_mul(options.steps) > MAX_SPANS {
             return Err(Failure::Usage {
@@ -96,10 +107,37 @@ impl Costs {
                 &table
             }
         };
-        let timeline = simulate(&schedule, cost, &self.on_machine(plan, options));
+        let timeline = simulate(&schedule, cost, &self.on_machine(plan, options)?);
         let metrics = Metrics::of(&schedule, &timeline);
         Ok(Predicted { schedule, timeline, metrics })
     }
+}
+
+/// How the parts of compound actions run, as the scenario says.
+pub(crate) fn overlap(loaded: &Loaded) -> Overlap {
+    loaded.scenario.costs.as_ref().and_then(|costs| costs.overlap).unwrap_or_default()
+}
+
+/// Options of a prediction that the scenario decides.
+pub(crate) fn options(loaded: &Loaded) -> Options {
+    Options { compound: overlap(loaded) != Overlap::Sequential, ..Options::default() }
+}
+
+/// Lets the command line override how the parts of compound actions run.
+pub(crate) fn choose_overlap(loaded: &mut Loaded, chosen: Option<OverlapMode>) -> Result<(), Failure> {
+    let Some((chosen, costs)) = chosen.map(OverlapMode::overlap).zip(loaded.scenario.costs.as_mut()) else {
+        return Ok(());
+    };
+    if chosen == Overlap::Overlapped && costs.overlapped_forward_backward.is_none() {
+        return Err(Failure::Usage {
+            message: "--overlap overlapped needs to know how long an overlapped F and B take together".to_owned(),
+            help: "add \"overlap\": \"overlapped\" and \"overlapped_forward_backward\" to costs, or use --overlap atomic: \
+                   the sum of both"
+                .to_owned(),
+        });
+    }
+    costs.overlap = Some(chosen);
+    Ok(())
 }
 
 /// Most (step, task) pairs of one timeline that are accepted: with all its metrics about 2 GB.

@@ -3,21 +3,23 @@
 use super::args::SimulateArgs;
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::{Costs, Predicted};
+use super::predict::{self, Costs, Predicted, choose_overlap};
 use super::{exit, load, output};
 use pipewright::ir::plan::Plan;
 use pipewright::report::json::{RunRow, Simulation};
+use pipewright::report::pareto::{in_bytes, on_front};
 use pipewright::report::table::{TimeScale, mebibytes, percent, table};
-use pipewright::report::{Picture, Run, TimeUnit, comparison, gantt, memory, trace};
+use pipewright::report::{Picture, Run, TimeUnit, comparison, gantt, memory, pareto, trace};
 use pipewright::sim::Options;
 use std::path::{Path, PathBuf};
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
-    let loaded = load::load(&args.source.file, &args.source.schedule)?;
+    let mut loaded = load::load(&args.source.file, &args.source.schedule)?;
     loaded.warn();
+    choose_overlap(&mut loaded, args.overlap)?;
     let costs = Costs::of(&loaded)?;
     let options =
-        Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores, ..Options::default() };
+        Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores, ..predict::options(&loaded) };
     let predictions = costs.predict_all(&loaded, &options)?;
     if args.json {
         output::json(&simulation(&loaded, &costs, &predictions, options.steps))?;
@@ -29,12 +31,13 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn simulation(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], steps: usize) -> Simulation {
-    let rows = loaded.plans.iter().zip(predictions);
+    let front = on_front(predictions.iter().map(|p| &p.metrics));
+    let rows = loaded.plans.iter().zip(predictions).zip(front);
     Simulation {
         schema_version: 1,
         scenario: loaded.scenario.name.clone(),
         time_unit: if costs.in_seconds() { "s" } else { "units" },
-        runs: rows.map(|(plan, p)| RunRow::new(plan, &p.metrics, steps)).collect(),
+        runs: rows.map(|((plan, p), pareto)| RunRow::new(plan, &p.metrics, steps, pareto)).collect(),
     }
 }
 
@@ -51,7 +54,7 @@ overhead",
         "peak
 activations",
         "messages",
-        "against
+        "of the
 first",
     ];
     headers.extend(more.map(str::to_owned));
@@ -59,10 +62,12 @@ first",
         headers.push("peak memory\n[MiB]".to_owned());
     }
     let first = predictions.first().map_or(1.0, |p| p.metrics.makespan);
-    let row = |(plan, p): (&Plan, &Predicted)| {
+    let front = on_front(predictions.iter().map(|p| &p.metrics));
+    let several = predictions.len() > 1;
+    let row = |((plan, p), pareto): ((&Plan, &Predicted), bool)| {
         let metrics = &p.metrics;
         let mut row = vec![
-            plan.name.clone(),
+            format!("{}{}", plan.name, if pareto && several { " *" } else { "" }),
             scale.show(metrics.makespan),
             percent(metrics.bubble_fraction),
             percent(metrics.bubble_overhead),
@@ -75,8 +80,13 @@ first",
         }
         row
     };
-    let rows: Vec<Vec<String>> = loaded.plans.iter().zip(predictions).map(row).collect();
-    format!("{}\n{}", headline(loaded, options), table(&headers, &rows))
+    let rows: Vec<Vec<String>> = loaded.plans.iter().zip(predictions).zip(front).map(row).collect();
+    let mut text = format!("{}\n{}", headline(loaded, options), table(&headers, &rows));
+    if several {
+        let memory = if in_bytes(predictions.iter().map(|p| &p.metrics)) { "peak memory" } else { "peak activations" };
+        text.push_str(&format!("* on the Pareto front of time and {memory}\n"));
+    }
+    text
 }
 
 /// `a / b`, a dash where there is no such thing.
@@ -91,7 +101,7 @@ pub(crate) fn count(n: u32, one: &str, several: &str) -> String {
 }
 
 /// One line that says what was simulated.
-fn headline(loaded: &Loaded, options: &Options) -> String {
+pub(crate) fn headline(loaded: &Loaded, options: &Options) -> String {
     let mut line = loaded.scenario.name.clone();
     if let Some(plan) = loaded.plans.first() {
         let ranks = count(plan.ranks(), "rank", "ranks");
@@ -107,7 +117,15 @@ fn headline(loaded: &Loaded, options: &Options) -> String {
     if let Some(cores) = options.cores {
         line.push_str(&format!(", {} for all ranks", count(cores, "core", "cores")));
     }
+    if loaded.plans.iter().any(|plan| plan.order.ranks.iter().flatten().any(|action| action.joins_previous)) {
+        line.push_str(&format!(", compound actions {}", predict::overlap(loaded).name()));
+    }
     line
+}
+
+/// What the numbers of a timeline under these costs mean.
+pub(crate) fn unit(costs: &Costs) -> TimeUnit {
+    if costs.in_seconds() { TimeUnit::Seconds } else { TimeUnit::Abstract }
 }
 
 fn write_pictures(
@@ -116,8 +134,11 @@ fn write_pictures(
     costs: &Costs,
     predictions: &[Predicted],
 ) -> Result<(), Failure> {
-    let unit = if costs.in_seconds() { TimeUnit::Seconds } else { TimeUnit::Abstract };
+    let unit = unit(costs);
     let runs: Vec<Run<'_>> = loaded.plans.iter().zip(predictions).map(|(plan, p)| report_run(plan, p, unit)).collect();
+    if let Some(path) = &args.pareto {
+        save(&pareto(&loaded.scenario.name, &runs), path)?;
+    }
     if let Some(path) = &args.plot {
         let picture = match runs.as_slice() {
             [run] => gantt(run),

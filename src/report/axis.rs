@@ -9,10 +9,15 @@ use plotters::style::text_anchor::HPos;
 
 /// Round positions from 0 to `largest`, about `wanted` of them, at steps of 1, 2 or 5 times a power of ten.
 pub(super) fn ticks(largest: f64, wanted: usize) -> Vec<f64> {
-    let rough = largest / wanted.max(1) as f64;
+    ticks_between(0.0, largest, wanted)
+}
+
+/// Likewise from `low` to `high`.
+pub(super) fn ticks_between(low: f64, high: f64, wanted: usize) -> Vec<f64> {
+    let rough = (high - low) / wanted.max(1) as f64;
     // Also keeps the loops below from running out of powers of ten.
     if !(rough > 1e-300 && rough < 1e300) {
-        return vec![0.0];
+        return vec![low];
     }
     let mut power = 1.0;
     while power > rough {
@@ -22,8 +27,9 @@ pub(super) fn ticks(largest: f64, wanted: usize) -> Vec<f64> {
         power *= 10.0;
     }
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|f| f * power).find(|s| *s >= rough * 0.999).unwrap_or(power);
-    let count = (largest / step * (1.0 + 1e-9)).floor() as usize;
-    (0..=count).map(|i| i as f64 * step).collect()
+    let first = (low / step * (1.0 - 1e-9)).ceil();
+    let count = (high / step * (1.0 + 1e-9)).floor() - first;
+    (0..=count.max(0.0) as usize).map(|i| (first + i as f64) * step).collect()
 }
 
 /// A text style; most labels need no more.
@@ -109,5 +115,6 @@ mod tests {
         assert_eq!(ticks(1.0, 5).len(), 6);
         assert_eq!(ticks(0.0, 5), [0.0]);
         assert_eq!(ticks(f64::NAN, 5), [0.0]);
+        assert_eq!(ticks_between(27.3, 34.0, 4), [28.0, 30.0, 32.0, 34.0]);
     }
 }

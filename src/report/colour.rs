@@ -23,6 +23,8 @@ pub(super) const AXIS: RGBColor = RGBColor(0x8a, 0x93, 0x9e);
 pub(super) const MESSAGE: RGBColor = RGBColor(0x9a, 0x86, 0xa8);
 /// A schedule that ends sooner than the first.
 pub(super) const SOONER: RGBColor = RGBColor(0x1e, 0x7b, 0x45);
+/// Where a schedule would be beaten in time and memory.
+pub(super) const DOMINATED: RGBColor = RGBColor(0xf3, 0xf5, 0xf7);
 /// A schedule that ends later than the first.
 pub(super) const LATER: RGBColor = RGBColor(0xb0, 0x3a, 0x2e);
 

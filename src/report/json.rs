@@ -49,6 +49,8 @@ pub struct RunRow {
     pub messages: usize,
     /// Their bytes \[B\]; 0 where sizes are not known.
     pub message_bytes: u64,
+    /// Whether no other schedule of the answer is better in time or peak memory and not worse in the other.
+    pub pareto: bool,
     /// One entry a rank.
     pub ranks: Vec<RankRow>,
     /// What `compare` measured of it, where it did.
@@ -80,8 +82,8 @@ pub struct RankRow {
 }
 
 impl RunRow {
-    /// The row of a plan's metrics over `steps` steps.
-    pub fn new(plan: &Plan, metrics: &Metrics, steps: usize) -> Self {
+    /// The row of a plan's metrics over `steps` steps; `pareto` as [`on_front`](super::pareto::on_front) says.
+    pub fn new(plan: &Plan, metrics: &Metrics, steps: usize, pareto: bool) -> Self {
         Self {
             schedule: plan.family.clone(),
             name: plan.name.clone(),
@@ -95,6 +97,7 @@ impl RunRow {
             bubble_overhead: metrics.bubble_overhead,
             messages: metrics.messages,
             message_bytes: metrics.message_bytes,
+            pareto,
             ranks: metrics.ranks.iter().enumerate().map(|(rank, m)| RankRow::new(rank, m)).collect(),
             measured: None,
         }
