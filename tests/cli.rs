@@ -333,7 +333,7 @@ fn explain_answers_with_the_names_that_scripts_rely_on() {
     for rank in 0..4 {
         let row = &run["ranks"][rank];
         assert_eq!((&row["rank"], &row["idle"]), (&rank.into(), &simulated["runs"][0]["ranks"][rank]["idle"]));
-        let causes = ["fill", "drain", "forward", "backward", "hop", "imbalance", "order", "barrier"];
+        let causes = ["fill", "drain", "forward", "backward", "hop", "imbalance", "memory_limit", "barrier"];
         let sum: f64 = causes.iter().map(|cause| row["causes"][cause].as_f64().unwrap()).sum();
         assert_eq!(Some(sum), row["idle"].as_f64(), "rank {rank}");
         assert_eq!(row["causes"].as_object().unwrap().len(), causes.len());

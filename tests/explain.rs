@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod support {
     pub(crate) mod plans;
+    pub(crate) mod split;
 }
 
 use pipewright::ir::action::{Action, Op};
@@ -14,11 +15,12 @@ use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::{add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction};
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{FAMILIES, ScheduleParams, find};
+use pipewright::ir::spec::Semantics;
 use pipewright::ir::timeline::{Source, Timeline};
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::Workload;
 use pipewright::sim::cost::UnitCost;
-use pipewright::sim::{Options, simulate};
+use pipewright::sim::{Engine, Options, simulate};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use support::plans::any_plan;
@@ -118,10 +120,19 @@ proptest! {
     /// Any plan, any costs, shared cores too: causes sum to idle time, none is negative, waits follow one another, and
     /// nothing is said of a wait that its numbers do not bear out.
     #[test]
-    fn causes_sum_to_the_idle_time_of_any_plan(plan in any_plan(), cores in prop::option::of(1_u32..4), compound: bool) {
+    fn causes_sum_to_the_idle_time_of_any_plan(
+        plan in any_plan(),
+        cores in prop::option::of(1_u32..4),
+        compound: bool,
+        sends in prop::sample::select(&Semantics::ALL[..]),
+    ) {
         let schedule = plan.sealed();
+        // Ranks that share cores are simulated with sends that never wait.
+        let sends = if cores.is_some() { Semantics::Eager } else { sends };
         let options = Options { steps: plan.steps, barrier: plan.barrier, cores, compound, ..PLAIN };
-        let timeline = simulate(&schedule, &UnitCost::new(&plan.costs, &schedule), &options);
+        let mut engine = Engine::under(&schedule, sends).unwrap();
+        engine.set_costs(&schedule, &UnitCost::new(&plan.costs, &schedule));
+        let timeline = engine.run(&options);
         let metrics = Metrics::of(&schedule, &timeline);
         let explanation = Explanation::of(&schedule, &timeline);
         let slack = 1e-9 * metrics.makespan;
@@ -132,13 +143,14 @@ proptest! {
         }
         let equal = plan.costs.stage_scale.iter().all(|scale| *scale == plan.costs.stage_scale[0]) && cores.is_none();
         prop_assert!(!equal || explanation.total().get(Cause::Imbalance) <= slack, "equal stages are no imbalance");
-        prop_assert!(plan.costs.hop > 0.0 || cores.is_some() || explanation.total().get(Cause::Hop) <= slack, "no hop");
+        let travels = plan.costs.hop > 0.0 || cores.is_some() || sends != Semantics::Eager;
+        prop_assert!(travels || explanation.total().get(Cause::Hop) <= slack, "no hop");
         for wait in &explanation.waits {
             let (of, blamed) = (&wait.causes, wait.slow_stages.iter().map(|s| s.1).sum::<f64>());
             prop_assert!(Cause::ALL.iter().all(|c| of.get(*c) >= 0.0), "{wait:?}");
             prop_assert!((of.total() - wait.span.duration()).abs() <= slack, "{wait:?}");
             prop_assert!((of.get(Cause::Imbalance) - blamed).abs() <= slack, "{wait:?}");
-            prop_assert_eq!(of.get(Cause::Order) > 0.0, wait.held_back.is_some());
+            prop_assert_eq!(of.get(Cause::MemoryLimit) > 0.0, wait.held_back.is_some());
             prop_assert!(wait.activations <= f64::from(plan.order.microbatches), "{wait:?}");
         }
         for pair in explanation.waits.windows(2).filter(|pair| pair[0].rank == pair[1].rank) {
@@ -169,7 +181,7 @@ proptest! {
 #[test]
 fn one_f_one_b_keeps_ready_forwards_back() {
     let run = family("1f1b", 4, 8, &UnitCosts::default(), &PLAIN);
-    assert_eq!(run.causes(0), [("backward", 3.0), ("order", 6.0)]);
+    assert_eq!(run.causes(0), [("backward", 3.0), ("memory_limit", 6.0)]);
     assert_eq!(run.causes(3), [("fill", 3.0), ("drain", 6.0)]);
     let longest = run.explanation.longest()[0];
     assert_eq!((longest.rank.0, longest.span.start, longest.span.end), (0, 4.0, 10.0));
@@ -257,7 +269,7 @@ fn compound_actions_let_go_at_their_end() {
     for compound in [false, true] {
         let run = run(&order, &costs, &Options { compound, ..PLAIN });
         assert_eq!(run.totals(), run.idle());
-        assert_eq!(run.explanation.total().get(Cause::Order), 0.0, "nothing else is ready");
+        assert_eq!(run.explanation.total().get(Cause::MemoryLimit), 0.0, "nothing else is ready");
         let wait = run.explanation.waits.iter().find(|w| run.name(w.task) == "0B0").unwrap();
         assert_eq!(run.name(wait.input), "1B0");
         assert_eq!((wait.causes.get(Cause::Hop), wait.causes.get(Cause::Backward)), (1.0, wait.span.duration() - 1.0));

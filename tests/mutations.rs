@@ -6,6 +6,7 @@ mod support {
     pub(crate) mod programs;
     pub(crate) mod random;
     pub(crate) mod reference;
+    pub(crate) mod split;
 }
 
 use pipewright::ir::action::{Action, Op};

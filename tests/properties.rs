@@ -6,6 +6,7 @@ mod support {
     pub(crate) mod programs;
     pub(crate) mod random;
     pub(crate) mod reference;
+    pub(crate) mod split;
 }
 
 use pipewright::ir::action::{Action, Op};
@@ -29,9 +30,10 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 use std::collections::BTreeMap;
 use support::plans::{Plan, any_order, any_plan};
-use support::programs::{small_program, split_backward, weighted};
+use support::programs::{small_program, weighted};
 use support::random::Random;
 use support::reference::{self, Clock, Reference, Times, place};
+use support::split::split_backward;
 
 /// Rounding of sums in another order.
 const RELATIVE: f64 = 1e-9;
@@ -131,7 +133,7 @@ proptest! {
     /// No timeline is shorter than its longest chain of needs, nor than the work of its busiest rank.
     #[test]
     fn makespan_is_at_least_the_critical_path_and_the_busiest_rank(plan in any_plan()) {
-        let plan = plan.part_by_part();
+        let plan = Plan { compound: false, ..plan };
         let schedule = plan.sealed();
         let makespan = timeline(&plan, &schedule, None).makespan() * (1.0 + RELATIVE);
         let path = critical_path(&plan, &schedule);
@@ -223,7 +225,7 @@ proptest! {
     /// cores can do gets done.
     #[test]
     fn cores_slow_down_and_never_speed_up(plan in any_plan(), more in 0_u32..3, fewer in any::<prop::sample::Index>()) {
-        let plan = plan.part_by_part();
+        let plan = Plan { compound: false, ..plan };
         let schedule = plan.sealed();
         let ranks = plan.order.placement.ranks();
         let unlimited = timeline(&plan, &schedule, None);

@@ -8,12 +8,13 @@
 //! last input), and so on. At each moment of the gap the path shows one of:
 //!
 //! 1. **a message under way**, from the end of the task that made it to the end of its receive: [`Cause::Hop`]. Also
-//!    what no input explains: in a measurement the rank's own thread sends and receives between its tasks.
+//!    what no input explains: in a measurement the rank's own thread sends and receives between its tasks, and a send
+//!    that waits holds up its rank until it is received.
 //! 2. **a rank held back though inputs and lane are there**, by the beginning of a step, or by a reduction over ranks
 //!    before the optimizer: [`Cause::Barrier`].
 //! 3. **a task that runs** on another rank. Of this time, first, as much is [`Cause::Imbalance`] as slower stages have
 //!    delayed the awaited task more than the waiting rank itself: see below. Of the rest, the moments at which a later
-//!    task of the waiting rank has all its inputs are [`Cause::Order`]: the order, by its memory or warm-up limit, holds
+//!    task of the waiting rank has all its inputs are [`Cause::MemoryLimit`]: the order, by its memory or warm-up limit, holds
 //!    it back. What is left is [`Cause::Forward`] or [`Cause::Backward`], after the task whose output the rank waits for.
 //!
 //! *Imbalance.* A task that lasts longer than the waiting rank's own tasks of its kind (F, B, I or W) do on average
@@ -49,8 +50,8 @@ pub enum Cause {
     Hop,
     /// A stage is slower than its own.
     Imbalance,
-    /// The order holds back a task that is ready: its memory or warm-up limit.
-    Order,
+    /// The order holds back a task that is ready: by its warm-up it limits what the rank has in memory.
+    MemoryLimit,
     /// The step has not begun, or a reduction over ranks has not ended.
     Barrier,
 }
@@ -64,7 +65,7 @@ impl Cause {
         Cause::Backward,
         Cause::Hop,
         Cause::Imbalance,
-        Cause::Order,
+        Cause::MemoryLimit,
         Cause::Barrier,
     ];
 
@@ -77,7 +78,7 @@ impl Cause {
             Cause::Backward => "backward",
             Cause::Hop => "hop",
             Cause::Imbalance => "imbalance",
-            Cause::Order => "order",
+            Cause::MemoryLimit => "memory_limit",
             Cause::Barrier => "barrier",
         }
     }
@@ -414,7 +415,7 @@ impl<'a> ComputeLane<'a> {
                 let since = ready.map_or(end, |(since, _)| since.clamp(start, end));
                 causes.add(direct, since - start);
                 if end > since {
-                    causes.add(Cause::Order, end - since);
+                    causes.add(Cause::MemoryLimit, end - since);
                     wait.held_back = ready.map(|(_, id)| id);
                 }
             }

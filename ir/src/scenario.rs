@@ -6,6 +6,7 @@ mod entry;
 
 pub use entry::{PerRank, ScheduleEntry};
 
+use crate::spec::Semantics;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,8 @@ pub struct Costs {
     pub stage_scale: Option<Vec<f64>>,
     /// How the parts of a compound action run (DualPipe's overlapped F and B). Default `sequential`.
     pub overlap: Option<Overlap>,
+    /// How a send behaves until its receive is there. Default `eager`: it never waits.
+    pub sends: Option<Semantics>,
     /// Unit, with `"overlap": "overlapped"`: how long an F and a B that overlap take together, on a rank's whole share;
     /// measured, it lies between the longer of the two and their sum.
     pub overlapped_forward_backward: Option<f64>,

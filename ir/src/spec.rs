@@ -15,14 +15,16 @@ mod tests;
 use crate::ids::TaskId;
 use crate::schedule::Draft;
 use crate::task::Task;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// How a send behaves until its receive is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Semantics {
     /// A send never waits: the message is buffered (MPI's buffered sends, our threads). Receives are posted ahead.
+    #[default]
     Eager,
     /// A send returns when it has been received, and every rank does one thing at a time in program order.
     Rendezvous,

@@ -114,6 +114,38 @@ impl OverlapMode {
     }
 }
 
+/// How sends behave in a prediction.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SendMode {
+    /// A send is buffered and never waits
+    Eager,
+    /// A send waits for its receive; both ranks are busy for the hop
+    Rendezvous,
+    /// Messages of two ranks queue on one stream beside compute
+    StreamFifo,
+}
+
+impl SendMode {
+    pub(crate) fn semantics(self) -> Semantics {
+        match self {
+            SendMode::Eager => Semantics::Eager,
+            SendMode::Rendezvous => Semantics::Rendezvous,
+            SendMode::StreamFifo => Semantics::StreamFifo,
+        }
+    }
+}
+
+/// What a prediction assumes; overrides the scenario.
+#[derive(Args)]
+pub(crate) struct Assumptions {
+    /// How the parts of compound actions run
+    #[arg(long, value_enum)]
+    pub(crate) overlap: Option<OverlapMode>,
+    /// How a send behaves until its receive is there
+    #[arg(long, value_enum)]
+    pub(crate) sends: Option<SendMode>,
+}
+
 #[derive(Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
@@ -151,9 +183,8 @@ pub(crate) struct SimulateArgs {
     /// Let all ranks share this many cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) cores: Option<u32>,
-    /// How the parts of compound actions run; overrides the scenario
-    #[arg(long, value_enum)]
-    pub(crate) overlap: Option<OverlapMode>,
+    #[command(flatten)]
+    pub(crate) assumptions: Assumptions,
     /// Write a Chrome trace, to open in Perfetto; with several schedules one file each
     #[arg(long, value_name = "OUT.json")]
     pub(crate) trace: Option<PathBuf>,
@@ -181,9 +212,8 @@ pub(crate) struct ExplainArgs {
     /// All ranks wait for each other between steps
     #[arg(long)]
     pub(crate) barrier: bool,
-    /// How the parts of compound actions run; overrides the scenario
-    #[arg(long, value_enum)]
-    pub(crate) overlap: Option<OverlapMode>,
+    #[command(flatten)]
+    pub(crate) assumptions: Assumptions,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -217,9 +247,8 @@ pub(crate) struct CompareArgs {
     pub(crate) source: Source,
     #[command(flatten)]
     pub(crate) execute: ExecuteArgs,
-    /// How the parts of compound actions run in a prediction; overrides the scenario
-    #[arg(long, value_enum)]
-    pub(crate) overlap: Option<OverlapMode>,
+    #[command(flatten)]
+    pub(crate) assumptions: Assumptions,
     /// Only predict, even where the scenario says how to execute
     #[arg(long)]
     pub(crate) predict_only: bool,

@@ -3,7 +3,7 @@
 use super::args::CompareArgs;
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::{Costs, Predicted, choose_overlap, options};
+use super::predict::{Costs, Predicted, assume, options};
 use super::simulate::{report_run, save, simulation, text, unit};
 use super::{exit, load, output};
 use pipewright::report::{Picture, comparison, gantt, memory, pareto, trace};
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     if loaded.scenario.execute.is_some() && !args.predict_only {
         return measured::run(args, &loaded, &folder);
     }
-    choose_overlap(&mut loaded, args.overlap)?;
+    assume(&mut loaded, &args.assumptions)?;
     predicted(args, &loaded, &folder)
 }
 
@@ -59,7 +59,7 @@ fn save_both(picture: &Picture, folder: &Path, name: &str) -> Result<(), Failure
 /// Predictions against measurements on this machine.
 #[cfg(feature = "exec")]
 mod measured {
-    use super::super::args::OverlapMode;
+    use super::super::args::{Assumptions, OverlapMode, SendMode};
     use super::super::execute::{Job, Profiler};
     use super::super::predict::sound;
     use super::super::profile;
@@ -132,10 +132,13 @@ mod measured {
 
     pub(super) fn run(args: &CompareArgs, loaded: &Loaded, folder: &Path) -> Result<u8, Failure> {
         // The executor runs the parts of a compound action one after another.
-        if args.overlap.is_some_and(|mode| mode != OverlapMode::Sequential) {
+        let Assumptions { overlap, sends } = args.assumptions;
+        if overlap.is_some_and(|m| m != OverlapMode::Sequential) || sends.is_some_and(|m| m != SendMode::Eager) {
             return Err(Failure::Usage {
-                message: "what is executed runs the parts of compound actions one after another".to_owned(),
-                help: "leave out --overlap, or predict alone with --predict-only".to_owned(),
+                message: "what is executed runs the parts of compound actions one after another and never waits for a \
+                          receive"
+                    .to_owned(),
+                help: "leave out --overlap and --sends, or predict alone with --predict-only".to_owned(),
             });
         }
         let job = Job::of(loaded, &args.execute)?;

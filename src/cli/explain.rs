@@ -3,7 +3,7 @@
 use super::args::ExplainArgs;
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::{Costs, Predicted, choose_overlap, options};
+use super::predict::{Costs, Predicted, assume, options, sends};
 use super::simulate::{headline, report_run, unit};
 use super::{exit, load, output};
 use pipewright::ir::cost_table::{CostTable, Measured};
@@ -18,7 +18,7 @@ use pipewright::sim::Options;
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
     let mut loaded = load::load(&args.source.file, &args.source.schedule)?;
     loaded.warn();
-    choose_overlap(&mut loaded, args.overlap)?;
+    assume(&mut loaded, &args.assumptions)?;
     let costs = Costs::of(&loaded)?;
     let options = Options { steps: args.steps as usize, barrier: args.barrier, ..options(&loaded) };
     let predictions = costs.predict_all(&loaded, &options)?;
@@ -119,7 +119,10 @@ impl Changes<'_> {
         let plans = plan::resolve(&scenario, &read);
         let refused = plans.as_ref().err().map(|faults| faults.first().map_or_else(String::new, |f| f.message.clone()));
         let makespan = match plans.ok().and_then(|plans| plans.into_iter().next()) {
-            Some(plan) => Some((costs.predict(&plan, self.options)?.metrics.makespan, plan.batch.microbatches)),
+            Some(plan) => Some((
+                costs.predict(&plan, self.options, sends(self.loaded))?.metrics.makespan,
+                plan.batch.microbatches,
+            )),
             None => None,
         };
         let now = self.now.metrics.makespan;

@@ -1,6 +1,6 @@
 //! From a plan to its predicted timeline.
 
-use super::args::OverlapMode;
+use super::args::{Assumptions, OverlapMode};
 use super::failure::Failure;
 use super::load::Loaded;
 use pipewright::ir::cost_table::CostTable;
@@ -8,11 +8,12 @@ use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::Plan;
 use pipewright::ir::scenario::{CostModelName, Overlap};
 use pipewright::ir::schedule::Schedule;
+use pipewright::ir::spec::Semantics;
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::Workload;
 use pipewright::sim::cost::{CostModel, TableCost, UnitCost, workload_of};
-use pipewright::sim::{Options, simulate};
+use pipewright::sim::{Engine, Options};
 
 /// A plan with what the simulator says of it.
 pub(crate) struct Predicted {
@@ -56,7 +57,7 @@ impl Costs {
     }
 
     /// Options for a plan: a table was measured on a machine whose ranks share cores and bandwidth.
-    fn on_machine(&self, plan: &Plan, options: &Options) -> Result<Options, Failure> {
+    fn on_machine(&self, plan: &Plan, options: &Options, sends: Semantics) -> Result<Options, Failure> {
         let options = match self {
             Costs::Unit(_) => *options,
             Costs::Table(table) => Options {
@@ -65,13 +66,15 @@ impl Costs {
                 ..*options
             },
         };
-        if options.compound && (options.cores.is_some() || options.contention > 0.0) {
+        let shared = options.cores.is_some() || options.contention > 0.0;
+        if shared && (options.compound || sends != Semantics::Eager) {
             return Err(Failure::Usage {
                 message:
-                    "the parts of compound actions run as one only where every rank has a device of its own, but these \
-                          ranks share cores or slow each other down"
+                    "compound actions that run as one and sends that wait are predicted only where every rank has \
+                          a device of its own, but these ranks share cores or slow each other down"
                         .to_owned(),
-                help: "use --overlap sequential; or leave out --cores, and predict from unit costs".to_owned(),
+                help: "use --overlap sequential --sends eager; or leave out --cores, and predict from unit costs"
+                    .to_owned(),
             });
         }
         Ok(options)
@@ -79,11 +82,11 @@ impl Costs {
 
     /// Predicts every plan of a scenario.
     pub(crate) fn predict_all(&self, loaded: &Loaded, options: &Options) -> Result<Vec<Predicted>, Failure> {
-        loaded.plans.iter().map(|plan| self.predict(plan, options)).collect()
+        loaded.plans.iter().map(|plan| self.predict(plan, options, sends(loaded))).collect()
     }
 
     /// Predicts one plan.
-    pub(crate) fn predict(&self, plan: &Plan, options: &Options) -> Result<Predicted, Failure> {
+    pub(crate) fn predict(&self, plan: &Plan, options: &Options, sends: Semantics) -> Result<Predicted, Failure> {
         let schedule = sound(plan, &self.workload(plan))?;
         if schedule.len().saturating_mul(options.steps) > MAX_SPANS {
             return Err(Failure::Usage {
@@ -107,7 +110,13 @@ impl Costs {
                 &table
             }
         };
-        let timeline = simulate(&schedule, cost, &self.on_machine(plan, options)?);
+        let options = self.on_machine(plan, options, sends)?;
+        let mut engine = Engine::under(&schedule, sends).ok_or_else(|| Failure::Usage {
+            message: format!("{} deadlocks under {} sends", plan.name, sends.name()),
+            help: format!("`pipewright check FILE --sends {}` shows which tasks wait for each other", sends.name()),
+        })?;
+        engine.set_costs(&schedule, cost);
+        let timeline = engine.run(&options);
         let metrics = Metrics::of(&schedule, &timeline);
         Ok(Predicted { schedule, timeline, metrics })
     }
@@ -118,16 +127,23 @@ pub(crate) fn overlap(loaded: &Loaded) -> Overlap {
     loaded.scenario.costs.as_ref().and_then(|costs| costs.overlap).unwrap_or_default()
 }
 
+/// How sends behave, as the scenario says.
+pub(crate) fn sends(loaded: &Loaded) -> Semantics {
+    loaded.scenario.costs.as_ref().and_then(|costs| costs.sends).unwrap_or_default()
+}
+
 /// Options of a prediction that the scenario decides.
 pub(crate) fn options(loaded: &Loaded) -> Options {
     Options { compound: overlap(loaded) != Overlap::Sequential, ..Options::default() }
 }
 
-/// Lets the command line override how the parts of compound actions run.
-pub(crate) fn choose_overlap(loaded: &mut Loaded, chosen: Option<OverlapMode>) -> Result<(), Failure> {
-    let Some((chosen, costs)) = chosen.map(OverlapMode::overlap).zip(loaded.scenario.costs.as_mut()) else {
-        return Ok(());
-    };
+/// Lets the command line override what the scenario assumes.
+pub(crate) fn assume(loaded: &mut Loaded, assumptions: &Assumptions) -> Result<(), Failure> {
+    let Some(costs) = loaded.scenario.costs.as_mut() else { return Ok(()) };
+    if let Some(sends) = assumptions.sends {
+        costs.sends = Some(sends.semantics());
+    }
+    let Some(chosen) = assumptions.overlap.map(OverlapMode::overlap) else { return Ok(()) };
     if chosen == Overlap::Overlapped && costs.overlapped_forward_backward.is_none() {
         return Err(Failure::Usage {
             message: "--overlap overlapped needs to know how long an overlapped F and B take together".to_owned(),

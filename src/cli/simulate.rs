@@ -3,9 +3,10 @@
 use super::args::SimulateArgs;
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::{self, Costs, Predicted, choose_overlap};
+use super::predict::{self, Costs, Predicted, assume};
 use super::{exit, load, output};
 use pipewright::ir::plan::Plan;
+use pipewright::ir::spec::Semantics;
 use pipewright::report::json::{RunRow, Simulation};
 use pipewright::report::pareto::{in_bytes, on_front};
 use pipewright::report::table::{TimeScale, mebibytes, percent, table};
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
     let mut loaded = load::load(&args.source.file, &args.source.schedule)?;
     loaded.warn();
-    choose_overlap(&mut loaded, args.overlap)?;
+    assume(&mut loaded, &args.assumptions)?;
     let costs = Costs::of(&loaded)?;
     let options =
         Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores, ..predict::options(&loaded) };
@@ -109,6 +110,9 @@ pub(crate) fn headline(loaded: &Loaded, options: &Options) -> String {
         if plan.batch.rounds > 1 {
             line.push_str(&format!(" x {} accumulation rounds", plan.batch.rounds));
         }
+    }
+    if predict::sends(loaded) != Semantics::Eager {
+        line.push_str(&format!(", {} sends", predict::sends(loaded).name()));
     }
     if options.steps > 1 {
         let between = if options.barrier { "a barrier between" } else { "no barrier" };

@@ -154,7 +154,7 @@ impl ExplainedRun {
         let total = |name: &str| self.ranks.iter().map(|r| r.causes[name]).sum::<f64>();
         let used: Vec<&str> = Cause::ALL.iter().map(|c| c.name()).filter(|name| total(name) > 0.0).collect();
         let mut headers = vec!["rank".to_owned(), scale.header("idle")];
-        headers.extend(used.iter().map(|name| (*name).to_owned()));
+        headers.extend(used.iter().map(|name| name.replace('_', " ")));
         let row = |name: String, idle: f64, of: &dyn Fn(&str) -> f64| {
             let causes = used.iter().map(|cause| scale.show(of(cause)));
             [name, scale.show(idle)].into_iter().chain(causes).collect::<Vec<_>>()
@@ -175,7 +175,8 @@ impl ExplainedRun {
         let scale = TimeScale::of(shown.iter().map(|w| w.to), in_seconds);
         let headers = ["longest\nwaits", "from", "to", "for", "of rank", "to run", "causes"];
         let row = |w: &WaitRow| {
-            let causes = w.causes.iter().map(|(cause, time)| format!("{cause} {}", scale.show(*time)));
+            let causes =
+                w.causes.iter().map(|(cause, time)| format!("{} {}", cause.replace('_', " "), scale.show(*time)));
             vec![
                 format!("rank {}", w.rank),
                 scale.show(w.from),
@@ -297,7 +298,7 @@ impl<'a> Words<'a> {
                 Cause::Backward => "waiting for gradients",
                 Cause::Hop => "waiting for messages under way",
                 Cause::Imbalance => "because another stage is slower",
-                Cause::Order => "while the order holds back a task that is ready",
+                Cause::MemoryLimit => "while the order holds back a task that is ready",
                 Cause::Barrier => "waiting for a step to begin or a reduction to end",
             };
             format!("{} {why}", self.scale.show(total.get(*cause)))

@@ -1,6 +1,6 @@
 //! Random plans: a legal order with its passes, random costs and sizes.
 
-use super::programs::split_backward;
+use super::split::split_backward;
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::{
     accumulate, add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction,
@@ -28,11 +28,6 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The same plan with the parts of compound actions one after another.
-    pub(crate) fn part_by_part(&self) -> Self {
-        Self { compound: false, ..self.clone() }
-    }
-
     /// The task graph, which must keep the law.
     pub(crate) fn sealed(&self) -> Schedule {
         Draft::lower(&self.program, &self.workload).seal().unwrap()

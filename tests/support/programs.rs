@@ -1,12 +1,11 @@
 //! Small lawful programs with everything in them: messages, reductions, an optimizer.
 
 use super::random::Random;
-use pipewright::ir::action::{Action, Op};
+use super::split::split_backward;
 use pipewright::ir::order::PipelineOrder;
 use pipewright::ir::passes::{add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction};
 use pipewright::ir::schedules::{Chunks, Family, ScheduleParams};
 use pipewright::ir::workload::{StageWorkload, Workload};
-use std::collections::VecDeque;
 
 /// A program of a family on up to 4 ranks, with any of its knobs set.
 pub(crate) fn small_program(family: &Family, random: &mut Random) -> PipelineOrder {
@@ -32,28 +31,4 @@ pub(crate) fn weighted(stages: u32) -> Workload {
     let stage =
         StageWorkload { activations: 7, output: 3, gradients: 5, parameters: 5, tied: 2, ..StageWorkload::default() };
     Workload { stages: vec![stage; stages as usize], ..Workload::default() }
-}
-
-/// The same program with every backward in two halves, each weight gradient `delay` places of its rank later.
-pub(crate) fn split_backward(order: &PipelineOrder, delay: usize) -> PipelineOrder {
-    let split = |actions: &Vec<Action>| {
-        let mut halves = Vec::with_capacity(actions.len() * 2);
-        let mut waiting: VecDeque<(usize, Action)> = VecDeque::new();
-        for (i, action) in actions.iter().enumerate() {
-            // Nothing comes between the parts of a compound action.
-            while !action.joins_previous && waiting.front().is_some_and(|(due, _)| *due <= i) {
-                halves.extend(waiting.pop_front().map(|(_, weight)| weight));
-            }
-            if action.op == Op::FullBackward {
-                halves.push(Action { op: Op::BackwardInput, ..*action });
-                let weight = Action { op: Op::BackwardWeight, joins_previous: false, ..*action };
-                waiting.push_back((i + delay, weight));
-            } else {
-                halves.push(*action);
-            }
-        }
-        halves.extend(waiting.into_iter().map(|(_, weight)| weight));
-        halves
-    };
-    PipelineOrder { ranks: order.ranks.iter().map(split).collect(), ..order.clone() }
 }
