@@ -13,6 +13,7 @@ pub mod cells;
 pub mod cost_table;
 pub mod fault;
 pub mod ids;
+pub mod interchange;
 pub mod memory;
 pub mod metrics;
 pub mod model;
