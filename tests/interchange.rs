@@ -106,6 +106,9 @@ fn what_has_no_meaning_in_one_pipeline_is_told_once_with_its_counts() {
     assert!(!plan.program().has(|op| op == Op::ReduceGrad));
     assert!(plan.schedule(&Workload::abstract_stages(2)).is_ok());
     assert!(custom("0F0,0B0\n1F0,1B0\n", 2, 1).unwrap().warnings.is_empty());
+    for nothing in ["", "# mine\n\n", ".,.\n,\n", "0UNSHARD\n1UNSHARD\n"] {
+        assert_eq!(custom(nothing, 2, 1).unwrap_err()[0].code, "custom::empty", "{nothing:?}");
+    }
 }
 
 #[test]

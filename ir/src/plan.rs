@@ -185,6 +185,8 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         }
         let own = entry.virtual_pipeline_model_parallel_size;
         let chunks = own.unwrap_or_else(|| family.default_chunks(parallel.virtual_pipeline_model_parallel_size));
+        // Too many ranks are refused below, and no list is made for them.
+        let limit = entry.max_activations.as_ref().filter(|_| context.ranks <= schedules::MAX_RANKS);
         let params = ScheduleParams {
             ranks: context.ranks,
             microbatches: context.batch.microbatches,
@@ -192,7 +194,7 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
             microbatch_group_size: entry.microbatch_group_size_per_vp_stage,
             num_seq_splits: entry.num_seq_splits,
             times: times(context, &at, entry, chunks),
-            max_activations: entry.max_activations.as_ref().map(|limit| limit.each(context.ranks)),
+            max_activations: limit.map(|limit| limit.each(context.ranks)),
         };
         let order = family
             .order(&params)
@@ -201,7 +203,13 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
     };
     let all_microbatches = context.batch.microbatches.saturating_mul(context.batch.rounds);
     let (ranks, stages) = (order.placement.ranks(), order.placement.stages());
-    let too_large = schedules::size_faults(ranks, stages, all_microbatches, order.slices);
+    let mut too_large = schedules::size_faults(ranks, stages, all_microbatches, order.slices);
+    // An order of one's own may repeat itself.
+    let actions = (order.len() as u64).saturating_mul(u64::from(context.batch.rounds));
+    if actions > MAX_ACTIONS {
+        let message = format!("{actions} actions are more than {MAX_ACTIONS}, the most of one step");
+        too_large.push(Fault::new(&at, "schedule::size", message, "use fewer accumulation rounds"));
+    }
     if !too_large.is_empty() {
         return Err(too_large);
     }
@@ -217,6 +225,9 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
     let (batch, model, job) = (context.batch, context.model.cloned(), job(context));
     Ok(Plan { name, family, chunks, order, source, batch, model, layers, job, warnings: told })
 }
+
+/// Most actions of one step that are accepted: some eight for each (stage, microbatch).
+const MAX_ACTIONS: u64 = schedules::MAX_STAGE_MICROBATCHES << 3;
 
 /// The job in words.
 fn job(context: &Context<'_>) -> String {

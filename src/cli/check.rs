@@ -3,7 +3,6 @@
 use super::args::CheckArgs;
 use super::failure::Failure;
 use super::{exit, load, output};
-use pipewright::ir::ids::TaskId;
 use pipewright::ir::interchange::csv::CellPlace;
 use pipewright::ir::plan::Source;
 use pipewright::ir::spec::{Rule, Violation};
@@ -67,10 +66,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         } else {
             text.push_str(&format!("{}: {} violations ({} sends)\n", plan.name, found.len(), names.join(", ")));
         }
-        let places = plan.source.as_ref().map(|source| (source, source.places(&draft)));
+        let places = plan.source.as_ref().map(|source| source.places(&draft));
         let cells = |v: &Violation| -> Vec<Option<CellPlace>> {
-            let place = |id: &TaskId| places.as_ref()?.1.get(id.index()).copied().flatten();
-            if places.is_some() { v.ids.iter().map(place).collect() } else { Vec::new() }
+            let Some(places) = &places else { return Vec::new() };
+            v.ids.iter().map(|id| places.get(id.index()).copied().flatten()).collect()
         };
         for violation in found.iter().take(SHOWN) {
             text.push_str(&format!("  {violation}\n"));

@@ -8,7 +8,6 @@ use crate::ids::{Pipe, Rank, Stage};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 /// Where a cell stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +144,12 @@ impl PipelineOrder {
         let mut csv = String::new();
         for actions in &self.ranks {
             let cells = actions.chunk_by(|_, next| next.joins_previous);
-            line(&mut csv, cells.filter(|cell| all || cell.iter().all(|a| a.op.is_compute())).map(write_cell));
+            let cells = cells.filter(|cell| all || cell.iter().all(|a| a.op.is_compute()));
+            let cells: Vec<String> = cells.map(write_cell).collect();
+            // A blank line would be no rank.
+            csv.push_str(if cells.is_empty() { "." } else { "" });
+            csv.push_str(&cells.join(","));
+            csv.push('\n');
         }
         csv
     }
@@ -190,7 +194,8 @@ impl PipelineOrder {
                 }
                 at += cell.len();
             }
-            line(&mut csv, cells.into_iter());
+            csv.push_str(&cells.join(","));
+            csv.push('\n');
         }
         Ok(csv)
     }
@@ -208,19 +213,6 @@ impl PipelineOrder {
 /// What PyTorch writes as `(2F3;5B1)OVERLAP_F_B`.
 fn is_overlapped_pair(cell: &[Action]) -> bool {
     matches!(cell, [f, b] if f.op == Op::Forward && b.op == Op::FullBackward)
-}
-
-/// One line of cells.
-fn line(csv: &mut String, cells: impl Iterator<Item = String>) {
-    let start = csv.len();
-    for cell in cells {
-        // Writing to a String cannot fail.
-        let _ = write!(csv, "{}{cell}", if csv.len() > start { "," } else { "" });
-    }
-    if csv.len() == start {
-        csv.push('.');
-    }
-    csv.push('\n');
 }
 
 /// Slices are counted up to the first number that no cell names, as stages are.

@@ -267,9 +267,9 @@ impl ScheduleFile {
         let order = self.order()?;
         let derived = Self::of_draft(&self.name, &Draft::lower(&order, &self.sizes), &self.sizes);
         let mut faults = Vec::new();
-        for (i, (given, derived)) in self.tasks.iter().zip(&derived.tasks).enumerate() {
-            let name = format!("tasks[{i}] (rank {}: {})", given.rank, order_action(&order, i));
-            compare(&name, given, derived, &mut faults);
+        let tasks = self.tasks.iter().zip(&derived.tasks).zip(order.ranks.iter().flatten());
+        for (i, ((given, derived), action)) in tasks.enumerate() {
+            compare(|| format!("tasks[{i}] (rank {}: {action})", given.rank), given, derived, &mut faults);
         }
         if let (Some(given), Some(derived)) = (&self.edges, &derived.edges) {
             compare_edges(given, derived, &mut faults);
@@ -402,11 +402,6 @@ fn task_row(draft: &Draft, id: TaskId) -> TaskRow {
     }
 }
 
-/// The action of task `i`.
-fn order_action(order: &PipelineOrder, i: usize) -> String {
-    order.ranks.iter().flatten().nth(i).map(Action::to_string).unwrap_or_default()
-}
-
 /// `"key": [` and one element a line.
 fn lines<T: Serialize>(text: &mut String, key: &str, rows: &[T]) -> Result<(), serde_json::Error> {
     text.push_str(&format!(",\n  \"{key}\": ["));
@@ -422,7 +417,7 @@ fn lines<T: Serialize>(text: &mut String, key: &str, rows: &[T]) -> Result<(), s
 const DERIVED: &str = "it follows from placement, sizes and programs: correct those, or leave this out";
 
 /// Notes every field that a row gives and that follows to be another.
-fn compare<T: Serialize + PartialEq>(name: &str, given: &T, derived: &T, faults: &mut Vec<FileFault>) {
+fn compare<T: Serialize + PartialEq>(name: impl Fn() -> String, given: &T, derived: &T, faults: &mut Vec<FileFault>) {
     if given == derived {
         return;
     }
@@ -432,7 +427,7 @@ fn compare<T: Serialize + PartialEq>(name: &str, given: &T, derived: &T, faults:
         let other = derived.get(key).unwrap_or(&Value::Null);
         if value != other {
             let message = format!("{key} is {value}, but {other} follows from the rest of the file");
-            faults.push(fault(format!("{name}.{key}"), message, DERIVED));
+            faults.push(fault(format!("{}.{key}", name()), message, DERIVED));
         }
     }
 }
@@ -449,7 +444,7 @@ fn compare_rows<T: Serialize + PartialEq>(
         faults.push(fault(key, message, DERIVED));
     }
     for (i, (given, derived)) in given.iter().zip(derived).enumerate() {
-        compare(&format!("{key}[{i}]"), given, derived, faults);
+        compare(|| format!("{key}[{i}]"), given, derived, faults);
     }
 }
 

@@ -88,7 +88,7 @@ fn from_csv(context: &Context<'_>, path: &str, file: &str, text: &str) -> Result
         faults.push(in_file("custom::cell", format!("{file}: {error}"), help, error.place));
     }
     let lines = reading.order.placement.ranks();
-    if lines == 0 {
+    if reading.order.is_empty() && reading.errors.is_empty() {
         let help = "write one line a rank, for example 0F0,0B0";
         faults.push(Fault::new(path, "custom::empty", format!("{file} holds no actions"), help));
     } else if lines != context.ranks {
