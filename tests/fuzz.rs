@@ -5,7 +5,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../src/cli/locate.rs"]
-#[expect(dead_code, reason = "the command line uses more of it")]
 mod locate;
 
 #[cfg(test)]
@@ -13,7 +12,7 @@ mod support {
     pub(crate) mod random;
 }
 
-use pipewright::ir::action::{Action, parse_cell, write_cell};
+use pipewright::ir::action::{Action, Op, parse_cell, write_cell};
 use pipewright::ir::cost_table::{CostTable, LayoutCosts, StageCosts};
 use pipewright::ir::interchange::json::ScheduleFile;
 use pipewright::ir::interchange::{csv, dot};
@@ -185,7 +184,17 @@ fn use_order(order: &PipelineOrder) -> &'static str {
     if order.is_empty() {
         return "empty";
     }
-    let program = add_optimizer_step(add_gradient_reduction(add_send_recv(order)));
+    // As a plan does: what the order has already stays as it is.
+    let mut program = order.clone();
+    if !order.has(|op| op.is_send() || op.is_receive()) {
+        program = add_send_recv(&program);
+    }
+    if !order.has(|op| op == Op::ReduceGrad) {
+        program = add_gradient_reduction(program);
+    }
+    if !order.has(|op| op == Op::OptimizerStep) {
+        program = add_optimizer_step(program);
+    }
     assert!(program.len() <= order.len() * 5 + 4096, "{} actions from {}", program.len(), order.len());
     let stage = StageWorkload { activations: 5, output: 3, ..StageWorkload::default() };
     let stages = order.placement.stages().min(64) as usize;

@@ -1,10 +1,5 @@
 //! Orders and schedules go to other tools and come back: CSV as PyTorch writes it, the schedule as JSON, DOT.
 
-#[cfg(test)]
-mod support {
-    pub(crate) mod data;
-}
-
 use pipewright::ir::action::Op;
 use pipewright::ir::fault::Fault;
 use pipewright::ir::interchange::csv::{self, Reading};
@@ -15,10 +10,18 @@ use pipewright::ir::schedule::Draft;
 use pipewright::ir::spec::{Rule, Semantics};
 use pipewright::ir::workload::Workload;
 use std::collections::BTreeMap;
-use support::data::{number, records};
 
 /// Compute and communication programs as PyTorch prints them.
 const PROGRAMS: &str = include_str!("oracle_data/torch_programs.txt");
+
+/// The programs: schedule, p, m, v, then the tokens of each rank.
+fn programs() -> impl Iterator<Item = (&'static str, [u32; 3], Vec<Vec<&'static str>>)> {
+    PROGRAMS.lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let mut groups = line.split(" | ").map(|group| group.split_whitespace().collect::<Vec<_>>());
+        let head = groups.next().unwrap();
+        (head[0], [1, 2, 3].map(|field: usize| head[field].parse().unwrap()), groups.collect())
+    })
+}
 
 fn is_compute(token: &str) -> bool {
     token.starts_with('(') || ["F", "B", "I", "W"].contains(&token.trim_matches(|c: char| c.is_ascii_digit()))
@@ -40,10 +43,9 @@ fn violations(order: &PipelineOrder, semantics: Semantics) -> Vec<Rule> {
 fn programs_of_pytorch_come_in_and_go_out() {
     let mut read: BTreeMap<&str, usize> = BTreeMap::new();
     let mut lawful: BTreeMap<&str, usize> = BTreeMap::new();
-    for record in records(PROGRAMS) {
-        let (schedule, [p, m, v]) = (record[0][0], [1, 2, 3].map(|field| number(record[0][field])));
+    for (schedule, [p, m, v], programs) in programs() {
         let what = format!("{schedule} p={p} m={m} v={v}");
-        let programs = &record[1..];
+        let programs = &programs;
         let Reading { order, errors, skipped, places } = csv::read(&csv_of(programs, |_| true), m);
         assert_eq!(errors, [], "{what}");
         assert_eq!((order.placement.ranks(), order.placement.stages()), (p, p * v), "{what}");
