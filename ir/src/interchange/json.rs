@@ -488,9 +488,9 @@ mod tests {
         Workload { rank_overhead: 1, stages: (0..stages).map(stage).collect() }
     }
 
-    fn through_text(order: PipelineOrder, name: &str) -> ScheduleFile {
+    fn through_text(order: &PipelineOrder, name: &str) -> ScheduleFile {
         let workload = sizes(order.placement.stages());
-        let program = add_gradient_reduction(add_send_recv(&order));
+        let program = add_gradient_reduction(add_send_recv(order));
         let program = add_optimizer_step(add_tied_reduction(program));
         let schedule = Draft::lower(&program, &workload).seal().unwrap();
         let file = ScheduleFile::of(name, &schedule, &workload);
@@ -516,7 +516,7 @@ mod tests {
             for (p, m, v) in [(1, 2, 1), (2, 4, 2), (4, 8, 2)] {
                 let params = ScheduleParams::new(p, m, family.default_chunks(Some(v)));
                 if let Ok(order) = family.order(&params) {
-                    through_text(order, &format!("{} p={p} m={m}", family.name));
+                    through_text(&order, &format!("{} p={p} m={m}", family.name));
                 }
             }
         }
@@ -530,13 +530,13 @@ mod tests {
             ("0F0,(0F1;0B0)OVERLAP_F_B,0I1,0W1\n", 2),
         ] {
             let order = PipelineOrder::from_csv(csv, m).unwrap();
-            let file = through_text(order, csv);
+            let file = through_text(&order, csv);
             assert!(file.tasks.iter().any(|t| t.group.is_some() || t.slice.is_some() || t.pipe != Pipe::Only), "{csv}");
         }
     }
 
     fn example() -> ScheduleFile {
-        through_text(FAMILIES[2].order(&ScheduleParams::new(2, 2, 1)).unwrap(), "example")
+        through_text(&FAMILIES[2].order(&ScheduleParams::new(2, 2, 1)).unwrap(), "example")
     }
 
     #[test]
