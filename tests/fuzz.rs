@@ -3,6 +3,7 @@
 //!
 //! `PIPEWRIGHT_FUZZ_CASES` sets the cases of each target; a release build runs 20,000.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::print_stdout, reason = "the counts are the result")]
 
 #[path = "../src/cli/locate.rs"]
 mod locate;
@@ -130,7 +131,7 @@ fn inside<'a>(value: &'a mut Value, random: &mut Random) -> &'a mut Value {
     }
     let n = random.below(children);
     let child = match value {
-        Value::Array(items) => items.iter_mut().nth(n),
+        Value::Array(items) => items.get_mut(n),
         Value::Object(fields) => fields.values_mut().nth(n),
         _ => None,
     };
