@@ -214,7 +214,7 @@ mod tests {
     fn long_lines_are_cut_around_the_place() {
         let long = format!("first\n{}here{}\nlast", "é,".repeat(500), ",0F0".repeat(500));
         let start = long.find("here").unwrap();
-        let (text, (at, length)) = around(long.clone(), (start, 4));
+        let (text, (at, length)) = around(long, (start, 4));
         assert_eq!(&text[at..at + length], "here");
         assert!(text.starts_with("\n...") && text.ends_with("...") && text.len() < 100, "{text}");
         let short = "0F0,x,0B0\n".to_owned();
