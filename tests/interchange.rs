@@ -1,4 +1,5 @@
 //! Orders and schedules go to other tools and come back: CSV as PyTorch writes it, the schedule as JSON, DOT.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use pipewright::ir::action::Op;
 use pipewright::ir::fault::Fault;
