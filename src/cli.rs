@@ -57,7 +57,7 @@ pub(crate) fn main() -> ExitCode {
         Verb::Explain(args) => explain::run(args),
         Verb::Model(args) => model::run(args),
         Verb::List(args) => list::run(args),
-        Verb::Schema => schema::run(),
+        Verb::Schema(args) => schema::run(args),
         Verb::Completions(args) => list::completions(args),
         #[cfg(feature = "exec")]
         Verb::Run(args) => run::run(args),

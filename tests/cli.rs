@@ -251,6 +251,86 @@ fn every_bad_cell_of_a_csv_is_reported() {
 }
 
 #[test]
+fn check_draws_violations_at_their_cells() {
+    let path = temporary("drawn.csv", "0F0,0B0,0F1,0F1\n1F0,1B0,1F1,1B1\n");
+    let scenario = custom(&path, 2, 2);
+    let text = String::from_utf8(with_scenario(&["check", "-"], &scenario).stdout).unwrap();
+    let drawn = format!("{}, line 1, cell 4:\n      0F0,0B0,0F1,0F1\n                  ^^^\n", path.display());
+    assert!(text.contains(&drawn), "{text}");
+    let answer: Value = serde_json::from_slice(&with_scenario(&["check", "-", "--json"], &scenario).stdout).unwrap();
+    let twice = answer["violations"].as_array().unwrap().iter().find(|v| v["tasks"].as_array().unwrap().len() == 2);
+    let place = &twice.unwrap()["places"][1];
+    assert_eq!((place["line"].as_u64(), place["cell"].as_u64()), (Some(1), Some(4)));
+    assert_eq!((place["offset"].as_u64(), place["length"].as_u64()), (Some(12), Some(3)));
+}
+
+#[test]
+fn what_pytorch_writes_beyond_a_pipeline_is_skipped_with_a_word() {
+    let path =
+        temporary("torch.csv", "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n1UNSHARD,1F0,1B0,1REDUCE_GRAD,1RESHARD\n");
+    let output = with_scenario(&["check", "-"], &custom(&path, 2, 1));
+    assert_eq!(output.status.code(), Some(0));
+    let told = stderr(&output);
+    assert!(told.contains("skipped 2 REDUCE_GRAD, 2 RESHARD, 2 UNSHARD"), "{told}");
+    assert_eq!(told.matches("skipped").count(), 1, "{told}");
+}
+
+#[test]
+fn a_schedule_goes_out_as_json_and_comes_back() {
+    let show = |args: &[&str], scenario: &str| {
+        let output = with_scenario(&[&["show", "-", "--schedule"], args].concat(), scenario);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = show(&["interleaved-1f1b", "--format", "json"], P4_M8);
+    let file: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(file["placement"]["rank_of_stage"], serde_json::json!([0, 1, 2, 3, 0, 1, 2, 3]));
+    assert_eq!(file["tasks"][0]["op"], "F");
+    assert_eq!(
+        (file["edges"][0]["kind"].as_str(), file["buffers"][0]["class"].as_str()),
+        (Some("data"), Some("activations"))
+    );
+    let path = temporary("schedule.json", &text);
+    let entry = format!("[{{ \"name\": \"custom\", \"json\": {:?} }}]", path.display().to_string());
+    let start = P4_M8.find("[\"gpipe\"").unwrap();
+    let scenario = format!("{}{entry} }}", &P4_M8[..start]);
+    assert_eq!(
+        show(&["custom", "--csv", "--comms"], &scenario),
+        show(&["interleaved-1f1b", "--csv", "--comms"], P4_M8)
+    );
+    let again: Value = serde_json::from_str(&show(&["custom", "--format", "json"], &scenario)).unwrap();
+    assert_eq!((&again["tasks"], &again["edges"]), (&file["tasks"], &file["edges"]));
+    // What the file says of the graph must follow from its programs, and it must be for this scenario.
+    let path = temporary("schedule.json", &text.replacen("\"payload_bytes\":0", "\"payload_bytes\":7", 1));
+    let output = with_scenario(&["check", "-"], &scenario);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("payload_bytes is 7, but 0 follows"), "{}", stderr(&output));
+    std::fs::write(&path, &text).unwrap();
+    let output = with_scenario(&["check", "-"], &scenario.replace("8 }", "4 }"));
+    assert!(stderr(&output).contains("a step of 8 microbatches, but this scenario has 4"), "{}", stderr(&output));
+    std::fs::write(&path, &text[..text.len() / 2]).unwrap();
+    let output = with_scenario(&["check", "-"], &scenario);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("EOF while parsing"), "{}", stderr(&output));
+}
+
+#[test]
+fn forms_for_other_tools() {
+    let show = |args: &[&str]| with_scenario(&[&["show", "-", "--schedule"], args].concat(), P4_M8);
+    let text = |output: Output| String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text(show(&["1f1b", "--csv"])), text(show(&["1f1b", "--format", "torch-csv"])));
+    let torch = text(show(&["1f1b", "--format", "torch-csv", "--comms"]));
+    assert!(torch.contains("0REDUCE_GRAD\n") && !torch.contains("OPTIMIZER_STEP"), "{torch}");
+    let dot = text(show(&["1f1b", "--format", "dot"]));
+    assert!(dot.starts_with("digraph schedule {") && dot.contains("label=\"p4-m8: 1f1b\""), "{dot}");
+    let output = with_scenario(&["show", "-", "--schedule", "1f1b", "--format", "dot"], &P4_M8.replace("8 }", "64 }"));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("1284 tasks are more than 500"), "{}", stderr(&output));
+    let output = with_scenario(&["show", "-", "--format", "json"], P4_M8);
+    assert!(stderr(&output).contains("choose one with --schedule"), "{}", stderr(&output));
+}
+
+#[test]
 fn one_microbatch_is_accepted_with_a_warning() {
     let output = with_scenario(&["simulate", "-", "--schedule", "1f1b", "--json"], &P4_M8.replace("8 }", "1 }"));
     let warning = stderr(&output);
@@ -263,9 +343,15 @@ fn usage_errors_have_code_2_and_help_has_0() {
     for args in [&["simulate"][..], &["simulate", "nowhere.json"], &["fly"], &["simulate", "x.json", "--steps", "0"]] {
         assert_eq!(pipewright(args).status.code(), Some(2), "{args:?}");
     }
-    for args in
-        [&["--help"][..], &["--version"], &["simulate", "--help"], &["list"], &["schema"], &["completions", "bash"]]
-    {
+    for args in [
+        &["--help"][..],
+        &["--version"],
+        &["simulate", "--help"],
+        &["list"],
+        &["schema"],
+        &["schema", "schedule"],
+        &["completions", "bash"],
+    ] {
         let output = pipewright(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(!output.stdout.is_empty(), "{args:?}");

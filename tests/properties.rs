@@ -302,6 +302,7 @@ fn nearly_valid_text_never_panics() {
         );
         let workload = weighted(order.placement.stages());
         let fuller = add_optimizer_step(add_tied_reduction(add_gradient_reduction(add_send_recv(&order))));
+        // A text without a line has no rank.
         let last = Rank(order.placement.ranks().saturating_sub(1));
         let table = Placement::table(order.placement.ranks(), vec![last; order.placement.stages() as usize]);
         let misplaced = PipelineOrder { placement: table, ..order.clone() };

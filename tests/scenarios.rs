@@ -100,9 +100,12 @@ fn a_hand_written_order_matches_the_schedule_it_imitates() {
 #[test]
 fn kept_files_are_up_to_date() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let schema = pipewright(&["schema"]).stdout;
-    let kept = std::fs::read(root.join("scenarios/schema.json")).unwrap();
-    assert!(kept == schema, "run `cargo run --release -- schema > scenarios/schema.json`");
+    for (of, file) in [("scenario", "scenarios/schema.json"), ("schedule", "scenarios/schedule-schema.json")] {
+        let schema = pipewright(&["schema", of]).stdout;
+        let kept = std::fs::read(root.join(file)).unwrap();
+        assert!(kept == schema, "run `cargo run --release -- schema {of} > {file}`");
+    }
+    assert_eq!(pipewright(&["schema"]).stdout, pipewright(&["schema", "scenario"]).stdout);
 
     let picture = Path::new(env!("CARGO_TARGET_TMPDIR")).join("four-schedules.svg");
     let scenario = root.join("scenarios/02-four-schedules.json");

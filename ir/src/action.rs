@@ -4,33 +4,46 @@
 //! One law: [`Action`]'s `Display` and `FromStr` round-trip.
 
 use crate::ids::{Microbatch, Pipe, Stage};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
 /// What an action does. Those that stand once for each (stage, microbatch) come first: tables count on their numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Op {
     /// `F`: forward of one microbatch.
+    #[serde(rename = "F")]
     Forward,
     /// `B`: full backward, input and weight gradients together.
+    #[serde(rename = "B")]
     FullBackward,
     /// `I`: the part of backward that gives the gradient of the stage's input.
+    #[serde(rename = "I")]
     BackwardInput,
     /// `W`: the part of backward that gives the gradients of the stage's weights.
+    #[serde(rename = "W")]
     BackwardWeight,
     /// `SEND_F`: send the stage's output to the next stage.
+    #[serde(rename = "SEND_F")]
     SendForward,
     /// `RECV_F`: receive the stage's input from the previous stage.
+    #[serde(rename = "RECV_F")]
     RecvForward,
     /// `SEND_B`: send the gradient of the stage's input to the previous stage.
+    #[serde(rename = "SEND_B")]
     SendBackward,
     /// `RECV_B`: receive the gradient of the stage's output from the next stage.
+    #[serde(rename = "RECV_B")]
     RecvBackward,
     /// `REDUCE_GRAD`: sum the stage's gradients over its copies.
+    #[serde(rename = "REDUCE_GRAD")]
     ReduceGrad,
     /// `REDUCE_TIED`: sum the gradients of the two copies of a tied embedding.
+    #[serde(rename = "REDUCE_TIED")]
     ReduceTied,
     /// `OPTIMIZER_STEP`: update the stage's weights and drop its gradients.
+    #[serde(rename = "OPTIMIZER_STEP")]
     OptimizerStep,
 }
 
@@ -285,6 +298,13 @@ mod tests {
         }
         for cell in ["(2F0)FUSED", "(2F0;3B0)", "(2F0;3B0", "(2F0;3SEND_F0)FUSED", "()FUSED", "(2F0;3B0)FUSE"] {
             assert!(parse_cell(cell).is_err(), "{cell}");
+        }
+    }
+
+    #[test]
+    fn json_names_operations_by_their_codes() {
+        for op in Op::ALL {
+            assert_eq!(serde_json::to_value(op).unwrap(), op.code());
         }
     }
 

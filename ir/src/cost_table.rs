@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// Longest time of one task that is accepted \[s\].
 const MAX_SECONDS: f64 = 1e6;
+/// Largest size of one thing that is accepted \[B\]: a petabyte.
+const MAX_BYTES: u64 = 1 << 50;
 
 /// Several measurements of one thing, condensed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -110,8 +112,32 @@ pub struct CostTable {
 }
 
 impl CostTable {
-    /// The first number that cannot be a cost: negative or not finite.
+    /// The first number that cannot be a cost: negative, not finite, or beyond any machine.
     pub fn first_fault(&self) -> Option<String> {
+        self.first_time_fault().or_else(|| self.first_size_fault())
+    }
+
+    fn first_size_fault(&self) -> Option<String> {
+        let stages = self.layouts.iter().flat_map(|l| &l.stages).enumerate();
+        let sizes = stages.flat_map(|(s, costs)| {
+            [
+                ("activations", costs.activations),
+                ("logits", costs.logits),
+                ("forward_workspace", costs.forward_workspace),
+                ("backward_workspace", costs.backward_workspace),
+                ("optimizer_workspace", costs.optimizer_workspace),
+                ("parameters", costs.parameters),
+                ("gradients", costs.gradients),
+                ("optimizer_state", costs.optimizer_state),
+            ]
+            .map(|(what, bytes)| (format!("{what} of stage entry {s}"), bytes))
+        });
+        let overheads = self.layouts.iter().map(|l| ("rank_overhead".to_owned(), l.rank_overhead));
+        let mut faults = sizes.chain(overheads).filter(|(_, bytes)| *bytes > MAX_BYTES);
+        faults.next().map(|(what, bytes)| format!("{what} is {bytes} bytes; more than {MAX_BYTES} is taken for a slip"))
+    }
+
+    fn first_time_fault(&self) -> Option<String> {
         let stages = self.layouts.iter().flat_map(|l| &l.stages).enumerate();
         let times = stages.flat_map(|(s, costs)| {
             [("forward", costs.forward), ("backward", costs.backward), ("optimizer", costs.optimizer)]

@@ -1,5 +1,6 @@
 //! Small typed numbers that name the parts of a plan.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -45,7 +46,8 @@ id!(
 
 /// Which of the pipelines a stage belongs to. Most orders have one; a bidirectional one (DualPipe, Chimera) sends half
 /// the microbatches down and half up through the same ranks, with a copy of every stage in each pipe.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Pipe {
     /// The only one.
     #[default]
@@ -150,13 +152,26 @@ impl fmt::Display for Microbatch {
     }
 }
 
-/// A run of transformer layers, `start .. end`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A run of transformer layers, `start .. end`; in JSON `[start, end]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "[u32; 2]", into = "[u32; 2]")]
 pub struct LayerRange {
     /// First layer.
     pub start: u32,
     /// One past the last layer.
     pub end: u32,
+}
+
+impl From<[u32; 2]> for LayerRange {
+    fn from([start, end]: [u32; 2]) -> Self {
+        Self { start, end }
+    }
+}
+
+impl From<LayerRange> for [u32; 2] {
+    fn from(range: LayerRange) -> Self {
+        [range.start, range.end]
+    }
 }
 
 impl LayerRange {

@@ -14,6 +14,7 @@ pub mod cost_table;
 pub mod explain;
 pub mod fault;
 pub mod ids;
+pub mod interchange;
 pub mod memory;
 pub mod metrics;
 pub mod model;

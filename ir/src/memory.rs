@@ -31,14 +31,15 @@ pub struct RankMemory {
 
 /// Sum over classes \[B\].
 pub fn total(live: &ByClass) -> u64 {
-    live.iter().sum()
+    live.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
 /// Memory that a rank holds outside a step: parameters and optimizer state.
 pub fn persistent(schedule: &Schedule, rank: Rank) -> ByClass {
     let mut live = ByClass::default();
     for (_, _, class, bytes) in schedule.persistent().iter().filter(|(r, ..)| *r == rank) {
-        live[class.index()] += bytes;
+        let slot = &mut live[class.index()];
+        *slot = slot.saturating_add(*bytes);
     }
     live
 }
@@ -69,7 +70,7 @@ pub fn of_rank(schedule: &Schedule, timeline: &Timeline, rank: Rank, position: &
             let buffer = schedule.buffer(effect.buffer);
             let slot = &mut live[buffer.class.index()];
             match (effect.touch, end) {
-                (Touch::Allocate | Touch::Workspace, false) => *slot += buffer.bytes,
+                (Touch::Allocate | Touch::Workspace, false) => *slot = slot.saturating_add(buffer.bytes),
                 (Touch::Free | Touch::Workspace, true) => *slot = slot.saturating_sub(buffer.bytes),
                 _ => {}
             }

@@ -56,6 +56,7 @@ impl Metrics {
             .collect();
         let idle: f64 = ranks.iter().map(|r| r.idle).sum();
         let busy: f64 = ranks.iter().map(|r| r.busy).sum();
+        let sent = schedule.tasks().filter(|(_, t)| t.action.op.is_send());
         let share = |part: f64, whole: f64| match (part > 0.0, whole > 0.0) {
             (_, true) => part / whole,
             (true, false) => f64::INFINITY,
@@ -66,7 +67,7 @@ impl Metrics {
             bubble_fraction: share(idle, idle + busy),
             bubble_overhead: share(idle, busy),
             messages: schedule.messages(),
-            message_bytes: schedule.tasks().filter(|(_, t)| t.action.op.is_send()).map(|(_, t)| t.payload).sum(),
+            message_bytes: sent.map(|(_, t)| t.payload).fold(0, u64::saturating_add),
             ranks,
         }
     }

@@ -75,12 +75,12 @@ impl ModelShape {
 
     /// Matrix-multiply FLOPs of one forward pass over `tokens = B S` tokens of sequences of length `seq`:
     /// `2 (4 H^2 + 2 H F)` a token and layer for the linear layers, `4 S H` for attention (not halved for the causal
-    /// mask), `2 H V` for the head. Backward is twice that (Narayanan et al. 2021, appendix).
+    /// mask), `2 H V` for the head. At most `u64::MAX`. Backward is twice that (Narayanan et al. 2021, appendix).
     pub fn forward_flops(&self, part: StagePart, tokens: u64, seq: u64) -> u64 {
         let (h, f) = (u64::from(self.hidden_size), u64::from(self.ffn_hidden_size));
         let layer = 2 * (4 * h * h + 2 * h * f) + 4 * seq * h;
         let head = if part.head { 2 * self.token_embedding_parameters() } else { 0 };
-        tokens * (u64::from(part.layers.len()) * layer + head)
+        tokens.saturating_mul(u64::from(part.layers.len()).saturating_mul(layer).saturating_add(head))
     }
 }
 

@@ -3,25 +3,27 @@
 //! One law: every fault of a scenario is reported at once, at the knob the user wrote, with the nearest legal values.
 
 mod batch;
+mod custom;
 mod layout;
 mod unit_faults;
 
 pub use batch::Batch;
+pub use custom::Source;
 pub use layout::even_layout;
 
 use crate::action::Op;
 use crate::cost_table::CostTable;
-use crate::fault::{Fault, FilePlace};
+use crate::fault::Fault;
 use crate::ids::{LayerRange, Stage};
 use crate::model::{ModelShape, StagePart};
-use crate::order::{CellError, PipelineOrder};
+use crate::order::PipelineOrder;
 use crate::passes;
 use crate::placement::Placement;
 use crate::scenario::{
     Attention, Dtype, Model, OptimizerName, PerRank, Recompute, Scenario, ScheduleEntry, SequenceParallel,
 };
 use crate::schedule::{Draft, Schedule};
-use crate::schedules::{self, Chunks, Family, RANKS, ScheduleParams};
+use crate::schedules::{self, Chunks, Family, ScheduleParams};
 use crate::spec::Violation;
 use crate::unit_costs::{StageTimes, UnitCosts};
 use crate::workload::Workload;
@@ -35,8 +37,10 @@ pub struct Plan {
     pub family: String,
     /// Chunks a rank `v`.
     pub chunks: u32,
-    /// The order of compute actions (of everything, where a CSV had it), one pass of the pipeline.
+    /// The order of compute actions (of everything, where a file had it), one pass of the pipeline.
     pub order: PipelineOrder,
+    /// `custom`: the CSV that the order was read from.
+    pub source: Option<Source>,
     /// The batch.
     pub batch: Batch,
     /// The model, where the scenario has one.
@@ -163,19 +167,26 @@ struct Context<'a> {
 fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Result<Plan, Vec<Fault>> {
     let at = format!("schedules[{i}]");
     let parallel = &context.scenario.parallel;
+    let mut source = None;
+    let mut told = Vec::new();
     let (name, family, chunks, order) = if entry.name.eq_ignore_ascii_case("custom") {
-        let order = custom_order(context, &at, entry)?;
-        let chunks = order.placement.stages().div_ceil(order.placement.ranks().max(1));
-        let file = entry.csv.as_deref().unwrap_or_default();
-        (format!("custom {file}"), "custom".to_owned(), chunks, order)
+        let custom = custom::resolve(context, &at, entry)?;
+        let chunks = custom.order.placement.stages().div_ceil(custom.order.placement.ranks().max(1));
+        (source, told) = (custom.source, custom.warnings);
+        (format!("custom {}", custom.file), "custom".to_owned(), chunks, custom.order)
     } else {
         let family = schedules::find(&entry.name).ok_or_else(|| vec![unknown_family(&at, &entry.name)])?;
-        if entry.csv.is_some() {
-            let message = format!("{} is built from its name and reads no file", family.name);
-            return Err(vec![Fault::new(format!("{at}.csv"), "schedule::csv", message, "use \"name\": \"custom\"")]);
+        for (key, file) in [("csv", &entry.csv), ("json", &entry.json)] {
+            if file.is_some() {
+                let message = format!("{} is built from its name and reads no file", family.name);
+                let help = "use \"name\": \"custom\"";
+                return Err(vec![Fault::new(format!("{at}.{key}"), "schedule::file", message, help)]);
+            }
         }
         let own = entry.virtual_pipeline_model_parallel_size;
         let chunks = own.unwrap_or_else(|| family.default_chunks(parallel.virtual_pipeline_model_parallel_size));
+        // Too many ranks are refused below, and no list is made for them.
+        let limit = entry.max_activations.as_ref().filter(|_| context.ranks <= schedules::MAX_RANKS);
         let params = ScheduleParams {
             ranks: context.ranks,
             microbatches: context.batch.microbatches,
@@ -183,7 +194,7 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
             microbatch_group_size: entry.microbatch_group_size_per_vp_stage,
             num_seq_splits: entry.num_seq_splits,
             times: times(context, &at, entry, chunks),
-            max_activations: entry.max_activations.as_ref().map(|limit| limit.each(context.ranks)),
+            max_activations: limit.map(|limit| limit.each(context.ranks)),
         };
         let order = family
             .order(&params)
@@ -191,7 +202,14 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         (plan_name(family, entry, chunks), family.name.to_owned(), chunks, order)
     };
     let all_microbatches = context.batch.microbatches.saturating_mul(context.batch.rounds);
-    let too_large = schedules::size_faults(order.placement.ranks(), order.placement.stages(), all_microbatches);
+    let (ranks, stages) = (order.placement.ranks(), order.placement.stages());
+    let mut too_large = schedules::size_faults(ranks, stages, all_microbatches, order.slices);
+    // An order of one's own may repeat itself.
+    let actions = (order.len() as u64).saturating_mul(u64::from(context.batch.rounds));
+    if actions > MAX_ACTIONS {
+        let message = format!("{actions} actions are more than {MAX_ACTIONS}, the most of one step");
+        too_large.push(Fault::new(&at, "schedule::size", message, "use fewer accumulation rounds"));
+    }
     if !too_large.is_empty() {
         return Err(too_large);
     }
@@ -203,10 +221,13 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         }
         None => Vec::new(),
     };
-    let warnings = warnings(context, &family, &order, chunks);
-    let job = job(context);
-    Ok(Plan { name, family, chunks, order, batch: context.batch, model: context.model.cloned(), layers, job, warnings })
+    told.extend(warnings(context, &family, &order, chunks));
+    let (batch, model, job) = (context.batch, context.model.cloned(), job(context));
+    Ok(Plan { name, family, chunks, order, source, batch, model, layers, job, warnings: told })
 }
+
+/// Most actions of one step that are accepted: some eight for each (stage, microbatch).
+const MAX_ACTIONS: u64 = schedules::MAX_STAGE_MICROBATCHES << 3;
 
 /// The job in words.
 fn job(context: &Context<'_>) -> String {
@@ -289,37 +310,6 @@ fn unknown_family(at: &str, name: &str) -> Fault {
     let known: Vec<&str> = schedules::FAMILIES.iter().map(|f| f.name).chain(["custom"]).collect();
     let message = format!("`{name}` is not a schedule of this version");
     Fault::new(at, "schedule::unknown", message, format!("known are {}", known.join(", ")))
-}
-
-fn custom_order(context: &Context<'_>, at: &str, entry: &ScheduleEntry) -> Result<PipelineOrder, Vec<Fault>> {
-    let path = format!("{at}.csv");
-    let Some(file) = entry.csv.as_deref() else {
-        let message = "a custom schedule needs the path of its order";
-        return Err(vec![Fault::new(at, "custom::csv", message, "add \"csv\": \"orders/mine.csv\"")]);
-    };
-    let text = (context.read)(file).map_err(|why| {
-        let help = "paths are relative to the scenario file";
-        vec![Fault::new(&path, "custom::file", format!("cannot read {file}: {why}"), help)]
-    })?;
-    let order = PipelineOrder::from_csv(&text, context.batch.microbatches).map_err(|errors| {
-        let fault = |e: CellError| {
-            let help = "cells are separated by commas, one line a rank";
-            let fault = Fault::new(&path, "custom::cell", format!("{file}: {e}"), help);
-            Fault { file: Some(FilePlace { file: file.to_owned(), span: e.span }), ..fault }
-        };
-        errors.into_iter().map(fault).collect::<Vec<_>>()
-    })?;
-    let lines = order.placement.ranks();
-    if lines == 0 {
-        let help = "write one line a rank, for example 0F0,0B0";
-        return Err(vec![Fault::new(path, "custom::empty", format!("{file} holds no actions"), help)]);
-    }
-    if lines == context.ranks {
-        return Ok(order);
-    }
-    let message = format!("{file} has {lines} lines, but {RANKS} is {}", context.ranks);
-    let help = format!("write one line a rank, or set {RANKS} to {lines}");
-    Err(vec![Fault::new(path, "custom::ranks", message, help)])
 }
 
 fn resolve_model(model: &Model, scenario: &Scenario, faults: &mut Vec<Fault>) -> Option<ModelShape> {

@@ -80,6 +80,10 @@ impl Draft {
 }
 
 impl Schedule {
+    pub(crate) fn draft(&self) -> &Draft {
+        &self.draft
+    }
+
     /// The task graph; node `i` is the task with id `i`.
     pub fn graph(&self) -> &DiGraph<Task, Dep> {
         &self.draft.graph

@@ -159,7 +159,13 @@ impl Family {
             }
         }
         // Larger plans than this would not fit in memory as a task graph; refuse them before trying.
-        faults.extend(size_faults(params.ranks, params.ranks.saturating_mul(params.chunks), params.microbatches));
+        let slices = params.num_seq_splits.unwrap_or(1);
+        faults.extend(size_faults(
+            params.ranks,
+            params.ranks.saturating_mul(params.chunks),
+            params.microbatches,
+            slices,
+        ));
         faults.extend(self.chunk_fault(params));
         for (given, taken, knob) in [
             (params.microbatch_group_size.is_some(), self.knobs.group, GROUP),
@@ -248,18 +254,25 @@ pub const MAX_RANKS: u32 = 1024;
 /// Most (stage, microbatch) pairs of one step that are accepted: with messages some 6 million tasks, a few GB.
 pub const MAX_STAGE_MICROBATCHES: u64 = 1 << 20;
 
+/// (stage, microbatch) pairs of an order, each slice of a microbatch counted; `microbatches` is that of both pipes where
+/// there are two.
+pub(crate) fn stage_microbatches(stages: u32, microbatches: u32, slices: u16) -> u64 {
+    (u64::from(stages) * u64::from(microbatches)).saturating_mul(u64::from(slices))
+}
+
 /// Plans too large to be held as a task graph.
-pub(crate) fn size_faults(ranks: u32, stages: u32, microbatches: u32) -> Vec<Fault> {
+pub(crate) fn size_faults(ranks: u32, stages: u32, microbatches: u32, slices: u16) -> Vec<Fault> {
     let mut faults = Vec::new();
     if ranks > MAX_RANKS {
         let message = format!("{ranks} pipeline ranks are more than {MAX_RANKS}, the most of one pipeline");
         faults.push(Fault::new(RANKS, "schedule::size", message, format!("use {MAX_RANKS} or fewer")));
     }
-    let pairs = u64::from(stages) * u64::from(microbatches);
+    let pairs = stage_microbatches(stages, microbatches, slices);
     if pairs > MAX_STAGE_MICROBATCHES {
+        let slices = if slices > 1 { format!(" x {slices} slices") } else { String::new() };
         let message = format!(
-            "{stages} stages x {microbatches} microbatches are {pairs} pairs, more than {MAX_STAGE_MICROBATCHES}, the most of \
-             one step"
+            "{stages} stages x {microbatches} microbatches{slices} are {pairs} pairs, more than {MAX_STAGE_MICROBATCHES}, \
+             the most of one step"
         );
         faults.push(Fault::new(MICROBATCHES, "schedule::size", message, "use fewer microbatches, ranks or chunks"));
     }

@@ -118,6 +118,8 @@ pub struct Violation {
     pub help: String,
     /// The tasks involved, as `rank 1: 1F0`.
     pub tasks: Vec<String>,
+    /// Their ids in the draft, one each.
+    pub ids: Vec<TaskId>,
 }
 
 impl fmt::Display for Violation {
@@ -139,8 +141,9 @@ fn named(task: &Task) -> String {
 
 impl Report<'_> {
     fn add(&mut self, rule: Rule, message: String, help: impl Into<String>, tasks: &[TaskId]) {
+        let ids = tasks.to_vec();
         let tasks = tasks.iter().map(|id| named(self.draft.task(*id))).collect();
-        self.violations.push(Violation { rule, message, help: help.into(), tasks });
+        self.violations.push(Violation { rule, message, help: help.into(), tasks, ids });
     }
 }
 

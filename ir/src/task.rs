@@ -2,10 +2,11 @@
 
 use crate::action::{Action, Op};
 use crate::ids::{BufferId, LayerRange, Rank, TaskId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A stream of a rank. Tasks of one lane run one after another, in program order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lane {
     /// F, B, I, W and the optimizer.
@@ -49,7 +50,8 @@ impl Lane {
 }
 
 /// Why one task waits for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Dep {
     /// The second uses what the first made, on the same rank.
     Data,
@@ -102,7 +104,7 @@ impl Task {
 }
 
 /// What a buffer holds; memory is reported by these classes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryClass {
     /// Weights.
@@ -162,7 +164,8 @@ pub struct Buffer {
 }
 
 /// What a task does to a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Touch {
     /// Allocates it at the task's start.
     Allocate,

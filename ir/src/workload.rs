@@ -3,9 +3,12 @@
 //! One law: a workload is per stage, in the order of the stages; lowering copies its numbers onto tasks and buffers.
 
 use crate::ids::{LayerRange, Stage};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// The workload of one stage. All sizes in bytes \[B\].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// The workload of one stage. All sizes in bytes \[B\]; in JSON what is left out is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
 pub struct StageWorkload {
     /// Layers of the stage.
     pub layers: LayerRange,
@@ -35,7 +38,8 @@ pub struct StageWorkload {
 }
 
 /// The workload of a whole plan.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
 pub struct Workload {
     /// Memory that each rank holds all the time beside parameters and optimizer state \[B\].
     pub rank_overhead: u64,

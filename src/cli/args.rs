@@ -52,8 +52,8 @@ pub(crate) enum Verb {
     Model(ModelArgs),
     /// List the schedules with their papers and formulas
     List(ListArgs),
-    /// Print the JSON schema of scenario files
-    Schema,
+    /// Print the JSON schema of scenario files, or of schedule files
+    Schema(SchemaArgs),
     /// Print completions for a shell
     Completions(CompletionArgs),
 }
@@ -162,12 +162,46 @@ pub(crate) struct CheckArgs {
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// Print CSV, as PyTorch reads and writes it, instead of an aligned grid
-    #[arg(long)]
+    /// In which form
+    #[arg(long, value_enum, default_value = "grid")]
+    pub(crate) format: Format,
+    /// The same as --format csv
+    #[arg(long, conflicts_with = "format")]
     pub(crate) csv: bool,
-    /// Also messages, reductions and the optimizer
+    /// Also messages, reductions and the optimizer; JSON and DOT always have them
     #[arg(long)]
     pub(crate) comms: bool,
+}
+
+/// Forms of a schedule.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// An aligned grid, one line a rank
+    Grid,
+    /// CSV, one line a rank, in PyTorch's notation
+    Csv,
+    /// CSV with only what PyTorch itself reads: without OPTIMIZER_STEP and REDUCE_TIED
+    TorchCsv,
+    /// The whole task graph with memory, as JSON; `pipewright schema schedule` describes it
+    Json,
+    /// The task graph of a small schedule, for Graphviz
+    Dot,
+}
+
+#[derive(Args)]
+pub(crate) struct SchemaArgs {
+    /// Of which file
+    #[arg(value_enum, default_value = "scenario")]
+    pub(crate) of: SchemaOf,
+}
+
+/// Files with a schema.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SchemaOf {
+    /// What the verbs read
+    Scenario,
+    /// What `show --format json` writes, and a custom schedule may be read from
+    Schedule,
 }
 
 #[derive(Args)]

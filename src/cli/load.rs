@@ -181,5 +181,43 @@ fn place(text: &str, file: &str, fault: PlanFault) -> Fault {
 fn place_beside(folder: &Path, fault: &PlanFault) -> Option<Place> {
     let beside = fault.file.as_ref()?;
     let text = std::fs::read_to_string(folder.join(&beside.file)).ok()?;
-    Some(Place { source: NamedSource::new(&beside.file, text), span: beside.span })
+    let (text, span) = around(text, beside.span);
+    Some(Place { source: NamedSource::new(&beside.file, text), span })
+}
+
+/// Bytes of a long line that are drawn on each side of a place.
+const BESIDE: usize = 40;
+
+/// A text with the line of a place cut to what fits on a screen: a line of a CSV can have thousands of cells.
+fn around(text: String, (start, length): (usize, usize)) -> (String, (usize, usize)) {
+    let Some((before, after)) = text.split_at_checked(start) else { return (text, (start, length)) };
+    let line = before.rfind('\n').map_or(0, |at| at + 1);
+    let end = start + after.find('\n').unwrap_or(after.len());
+    if end - line <= length + 2 * BESIDE {
+        return (text, (start, length));
+    }
+    let from = text.floor_char_boundary(start.saturating_sub(BESIDE).max(line));
+    let to = text.ceil_char_boundary((start + length + BESIDE).min(end));
+    let mut cut = "\n".repeat(text[..line].matches('\n').count());
+    cut.push_str(if from > line { "..." } else { "" });
+    let at = cut.len() + (start - from);
+    cut.push_str(&text[from..to]);
+    cut.push_str(if to < end { "..." } else { "" });
+    (cut, (at, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::around;
+
+    #[test]
+    fn long_lines_are_cut_around_the_place() {
+        let long = format!("first\n{}here{}\nlast", "é,".repeat(500), ",0F0".repeat(500));
+        let start = long.find("here").unwrap();
+        let (text, (at, length)) = around(long, (start, 4));
+        assert_eq!(&text[at..at + length], "here");
+        assert!(text.starts_with("\n...") && text.ends_with("...") && text.len() < 100, "{text}");
+        let short = "0F0,x,0B0\n".to_owned();
+        assert_eq!(around(short.clone(), (4, 1)), (short, (4, 1)));
+    }
 }

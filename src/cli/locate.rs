@@ -3,6 +3,7 @@
 use jsonc_parser::ast::Value;
 use jsonc_parser::common::Ranged;
 use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
+use std::collections::BTreeSet;
 
 /// JSON, with comments and trailing commas for people.
 fn options() -> ParseOptions {
@@ -38,10 +39,11 @@ pub(crate) fn parse(text: &str) -> Result<serde_json::Value, SyntaxFault> {
 
 /// The first key that an object has twice: one of them would silently win.
 fn duplicate_key(value: &Value<'_>) -> Option<SyntaxFault> {
+    let mut seen = BTreeSet::new();
     match value {
-        Value::Object(object) => object.properties.iter().enumerate().find_map(|(i, property)| {
+        Value::Object(object) => object.properties.iter().find_map(|property| {
             let name = property.name.as_str();
-            if object.properties[..i].iter().any(|earlier| earlier.name.as_str() == name) {
+            if !seen.insert(name) {
                 let range = property.name.range();
                 return Some((format!("the key \"{name}\" stands twice"), (range.start, range.end - range.start)));
             }

@@ -20,7 +20,8 @@ pub struct Batch {
 impl Batch {
     /// Tokens of one optimizer step.
     pub fn tokens(&self) -> u64 {
-        [self.micro_batch_size, self.microbatches, self.rounds, self.seq_length].map(u64::from).iter().product()
+        let factors = [self.micro_batch_size, self.microbatches, self.rounds, self.seq_length].map(u64::from);
+        factors.into_iter().fold(1, u64::saturating_mul)
     }
 
     /// Tokens of one microbatch.

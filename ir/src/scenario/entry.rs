@@ -24,6 +24,8 @@ pub struct ScheduleEntry {
     pub layout: Option<Vec<u32>>,
     /// `custom`: path of the CSV, relative to the scenario.
     pub csv: Option<String>,
+    /// `custom`: path of the schedule as JSON, relative to the scenario.
+    pub json: Option<String>,
 }
 
 /// One number for all ranks, or one for each.
@@ -72,8 +74,10 @@ struct Knobs {
     max_activations: Option<PerRank>,
     /// Layers of each stage, where this schedule wants its own.
     layout: Option<Vec<u32>>,
-    /// `custom`: path of the CSV, relative to the scenario.
+    /// `custom`: path of the order as CSV in PyTorch's notation, relative to the scenario.
     csv: Option<String>,
+    /// `custom`: path of a schedule as JSON, which `show --format json` writes, relative to the scenario.
+    json: Option<String>,
 }
 
 struct EntryVisitor;
@@ -99,6 +103,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
             max_activations: knobs.max_activations,
             layout: knobs.layout,
             csv: knobs.csv,
+            json: knobs.json,
         })
     }
 }

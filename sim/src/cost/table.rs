@@ -82,7 +82,7 @@ pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
         let (mut output, mut tied, mut logits, mut forward_flops) = (0, 0, 0, 0.0);
         if let Some(model) = &plan.model {
             let last = plan.placement().is_last(stage);
-            output = if last { 0 } else { tokens * u64::from(model.hidden_size) * FP32 };
+            output = if last { 0 } else { tokens.saturating_mul(u64::from(model.hidden_size) * FP32) };
             let shares = plan.reduces_tied_embedding() && (last || s == 0);
             tied = if shares { model.token_embedding_parameters() * FP32 } else { 0 };
             logits = if last { costs.logits } else { 0 };
