@@ -150,10 +150,19 @@ impl Report<'_> {
 /// All violations of `draft` under `semantics`, and a topological order of its tasks (complete only without R10).
 pub(crate) fn check(draft: &Draft, semantics: Semantics) -> (Vec<Violation>, Vec<TaskId>) {
     let mut report = Report { draft, violations: Vec::new() };
-    let table = table::Table::new(draft, &mut report);
+    let table = table::Table::new(draft);
+    // One walk over the tasks, which are many and large; what looks at each (stage, microbatch) comes after it.
+    let mut channels = messages::Channels::new(draft);
+    let mut step_end = step_end::StepEnd::new(draft);
+    for (id, task) in draft.tasks() {
+        table.check(id, task, &mut report);
+        coverage::check_task(draft, id, task, &mut report);
+        channels.check(&table, id, task, &mut report);
+        step_end.note(draft, id, task);
+    }
     coverage::check(&table, &mut report);
     messages::check(&table, &mut report);
-    step_end::check(&table, &mut report);
+    step_end.check(&table, &mut report);
     let order = deadlock::check(draft, semantics, &mut report);
     // Buffers follow from the order; behind another fault they would only repeat it.
     if report.violations.is_empty() {

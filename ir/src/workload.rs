@@ -37,6 +37,23 @@ pub struct StageWorkload {
     pub forward_flops: f64,
 }
 
+impl StageWorkload {
+    const NOTHING: Self = Self {
+        layers: LayerRange { start: 0, end: 0 },
+        parameters: 0,
+        gradients: 0,
+        optimizer: 0,
+        activations: 0,
+        logits: 0,
+        output: 0,
+        forward_workspace: 0,
+        backward_workspace: 0,
+        optimizer_workspace: 0,
+        tied: 0,
+        forward_flops: 0.0,
+    };
+}
+
 /// The workload of a whole plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -54,8 +71,9 @@ impl Workload {
     }
 
     /// The workload of a stage; one that does not exist weighs nothing.
-    pub fn stage(&self, stage: Stage) -> StageWorkload {
-        self.stages.get(stage.index()).copied().unwrap_or_default()
+    pub fn stage(&self, stage: Stage) -> &StageWorkload {
+        const NOTHING: StageWorkload = StageWorkload::NOTHING;
+        self.stages.get(stage.index()).unwrap_or(&NOTHING)
     }
 
     /// The workload of one of `slices` equal sequence slices: what one microbatch makes is shared out, what a stage

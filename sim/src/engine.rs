@@ -25,13 +25,13 @@ pub struct Engine {
     pub(crate) tasks: usize,
     /// Tasks in topological order.
     pub(crate) order: Vec<u32>,
-    /// Predecessor slots of the k-th task in order: entries `start[k] .. start[k + 1]`.
+    /// Predecessor slots of task `id`: entries `start[id] .. start[id + 1]`.
     pub(crate) start: Vec<u32>,
     pub(crate) predecessors: Vec<u32>,
     /// Latency of each predecessor entry, 0 but on transfers.
     pub(crate) latency: Vec<f64>,
     transfers: Vec<(u32, TaskId)>,
-    /// Duration of the k-th task in order.
+    /// Task -> its duration.
     pub(crate) duration: Vec<f64>,
     /// Tasks that happen together, in order.
     sets: Vec<Set>,
@@ -103,19 +103,18 @@ impl Engine {
             is_compute: schedule.tasks().map(|(_, t)| t.lane == Lane::Compute).collect(),
         };
         engine.start.push(0);
-        for id in order {
-            let queue = schedule.queue(*id, semantics);
+        for (id, _) in schedule.tasks() {
+            let queue = schedule.queue(id, semantics);
             // Tasks of a queue come in program order, so the latest seen is the one before.
             let before = engine.lane_tails[queue].replace(id.0);
             engine.predecessors.push(before.unwrap_or_else(|| TaskId::at(tasks + queue).0));
             for edge in graph.edges_directed(NodeIndex::new(id.index()), Direction::Incoming) {
                 let from = edge.source().index();
-                let within = edge.weight() == &Dep::Transfer && together[from] == together[id.index()];
-                if within || edge.weight() == &Dep::Program {
-                    continue;
-                }
-                if edge.weight() == &Dep::Transfer {
-                    engine.transfers.push((TaskId::at(engine.predecessors.len()).0, *id));
+                match edge.weight() {
+                    Dep::Program => continue,
+                    Dep::Transfer if together[from] == together[id.index()] => continue,
+                    Dep::Transfer => engine.transfers.push((TaskId::at(engine.predecessors.len()).0, id)),
+                    Dep::Data | Dep::Weight => {}
                 }
                 engine.predecessors.push(TaskId::at(from).0);
             }
@@ -127,8 +126,8 @@ impl Engine {
 
     /// Sets all durations and latencies from a cost model.
     pub fn set_costs(&mut self, schedule: &Schedule, cost: &dyn CostModel) {
-        for (duration, id) in self.duration.iter_mut().zip(&self.order) {
-            *duration = cost.duration(schedule.task(TaskId(*id)));
+        for (duration, (_, task)) in self.duration.iter_mut().zip(schedule.tasks()) {
+            *duration = cost.duration(task);
         }
         for (entry, receiver) in &self.transfers {
             self.latency[*entry as usize] = cost.latency(schedule.task(*receiver));
@@ -168,18 +167,18 @@ impl Engine {
 
     /// Runs the tasks of a stretch of `order` one by one.
     fn run_range(&self, range: Range<usize>, ends: &mut [f64], spans: &mut [Span]) {
-        for k in range {
-            let start = self.ready(k, ends, |_| true);
-            let end = start + self.duration[k];
-            let id = self.order[k] as usize;
+        for id in &self.order[range] {
+            let id = *id as usize;
+            let start = self.ready(id, ends, |_| true);
+            let end = start + self.duration[id];
             ends[id] = end;
             spans[id] = Span { start, end };
         }
     }
 
-    /// When the inputs and the lane of the k-th task in order are there, of the predecessors that `counts`.
-    fn ready(&self, k: usize, ends: &[f64], counts: impl Fn(u32) -> bool) -> f64 {
-        let range = self.start[k] as usize..self.start[k + 1] as usize;
+    /// When the inputs and the lane of a task are there, of the predecessors that `counts`.
+    fn ready(&self, id: usize, ends: &[f64], counts: impl Fn(u32) -> bool) -> f64 {
+        let range = self.start[id] as usize..self.start[id + 1] as usize;
         let mut start = 0.0;
         for (predecessor, latency) in self.predecessors[range.clone()].iter().zip(&self.latency[range]) {
             let ready = ends[*predecessor as usize] + latency;
@@ -198,7 +197,7 @@ impl Engine {
             next = set.range.end;
             let parts = &self.order[set.range.clone()];
             let others = |slot: u32| !parts.contains(&slot);
-            let start = set.range.clone().map(|k| self.ready(k, ends, others)).fold(0.0, f64::max);
+            let start = parts.iter().map(|id| self.ready(*id as usize, ends, others)).fold(0.0, f64::max);
             let end = start + set.duration;
             if set.kind == SetKind::Compound {
                 self.share(set, start, spans);
@@ -213,13 +212,14 @@ impl Engine {
     /// Each part's span is its share of the compound action, one behind the other, so that the spans of a lane never
     /// overlap.
     fn share(&self, set: &Set, start: f64, spans: &mut [Span]) {
-        let sum: f64 = self.duration[set.range.clone()].iter().sum();
+        let parts = &self.order[set.range.clone()];
+        let sum: f64 = parts.iter().map(|id| self.duration[*id as usize]).sum();
         let stretch = if sum > 0.0 { set.duration / sum } else { 0.0 };
         let mut at = start;
-        for k in set.range.clone() {
-            let last = k + 1 == set.range.end;
-            let end = if last { start + set.duration } else { at + self.duration[k] * stretch };
-            spans[self.order[k] as usize] = Span { start: at, end };
+        for (i, id) in parts.iter().enumerate() {
+            let last = i + 1 == parts.len();
+            let end = if last { start + set.duration } else { at + self.duration[*id as usize] * stretch };
+            spans[*id as usize] = Span { start: at, end };
             at = end;
         }
     }

@@ -67,7 +67,7 @@ pub(crate) fn run(engine: &Engine, machine: Machine, ends: &mut [f64], spans: &m
         }
         if let Some(Reverse((time, id))) = waiting.ready.pop() {
             let task = id as usize % engine.tasks;
-            let duration = engine.duration[waiting.position[task] as usize];
+            let duration = engine.duration[task];
             if engine.is_compute[task] && duration > 0.0 {
                 running.push(Running { id, start: time.0, remaining: duration });
             } else {
@@ -83,8 +83,6 @@ pub(crate) fn run(engine: &Engine, machine: Machine, ends: &mut [f64], spans: &m
 
 /// What is still to come. Task `id` of step `n` goes by the number `n x tasks + id`.
 struct Waiting {
-    /// Task -> its position in topological order.
-    position: Vec<u32>,
     /// Number -> predecessors that have not ended.
     missing: Vec<u32>,
     /// Number -> earliest start so far.
@@ -98,27 +96,25 @@ impl Waiting {
     fn new(engine: &Engine, ends: &[f64], numbers: usize) -> Self {
         let n = engine.tasks;
         let mut waiting = Self {
-            position: vec![0; n],
             missing: vec![0; numbers],
             earliest: vec![0.0; numbers],
             successors: vec![Vec::new(); numbers],
             ready: BinaryHeap::new(),
         };
         let steps = numbers.checked_div(n).unwrap_or(0);
-        for (k, id) in engine.order.iter().enumerate() {
-            waiting.position[*id as usize] = TaskId::at(k).0;
+        for id in &engine.order {
             for step in 0..steps {
-                waiting.add(engine, ends, step, k, *id as usize);
+                waiting.add(engine, ends, step, *id as usize);
             }
         }
         waiting
     }
 
-    /// The k-th task in order, in one step.
-    fn add(&mut self, engine: &Engine, ends: &[f64], step: usize, k: usize, id: usize) {
+    /// One task in one step.
+    fn add(&mut self, engine: &Engine, ends: &[f64], step: usize, id: usize) {
         let n = engine.tasks;
         let number = step * n + id;
-        for entry in engine.start[k] as usize..engine.start[k + 1] as usize {
+        for entry in engine.start[id] as usize..engine.start[id + 1] as usize {
             let (slot, latency) = (engine.predecessors[entry] as usize, engine.latency[entry]);
             let from = match slot.checked_sub(n) {
                 None => Some(step * n + slot),

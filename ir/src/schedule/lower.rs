@@ -248,12 +248,13 @@ impl<'a> Memory<'a> {
     }
 
     fn add(&mut self, id: TaskId, task: &Task, placement: &Placement) {
-        let sizes = self.workload.stage(task.action.stage);
+        let workload: &'a Workload = self.workload;
+        let sizes = workload.stage(task.action.stage);
         let cell = self.index.cell(task.action);
         match (task.action.op, cell) {
-            (Op::Forward, Some(cell)) => self.forward(cell, task, &sizes),
+            (Op::Forward, Some(cell)) => self.forward(cell, task, sizes),
             (Op::FullBackward | Op::BackwardInput | Op::BackwardWeight, Some(cell)) => {
-                self.backward(cell, task, &sizes, placement);
+                self.backward(cell, task, sizes, placement);
             }
             (Op::RecvForward | Op::RecvBackward, Some(cell)) if task.payload > 0 => {
                 let buffer = self.buffer(MemoryClass::Buffers, task.payload, task.rank, task.action);

@@ -3,8 +3,12 @@
 use super::table::Table;
 use super::{Report, Rule};
 use crate::action::{Action, Op};
-use crate::ids::{Microbatch, Rank, Stage, TaskId};
-use crate::task::Dep;
+use crate::ids::{Microbatch, Stage, TaskId};
+use crate::schedule::Draft;
+use crate::task::{Dep, Task};
+use petgraph::Direction;
+use petgraph::graph::NodeIndex;
+use petgraph::visit::EdgeRef;
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
     for (cell, (stage, microbatch)) in table.cells().enumerate() {
@@ -15,16 +19,17 @@ pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
         computed.in_order(table, report);
         slice_order(table, stage, microbatch, report);
     }
-    compounds(table, report);
-    for (id, task) in table.draft.tasks() {
-        let home = table.draft.placement.rank_of(task.action.stage);
-        if let Some(home) = home.filter(|home| *home != task.rank) {
-            let message = format!(
-                "{} stands on rank {}, but stage {} lives on rank {home}",
-                task.action, task.rank, task.action.stage
-            );
-            report.add(Rule::Placement, message, format!("move it to rank {home}"), &[id]);
-        }
+}
+
+/// R03 and R15, for one task.
+pub(super) fn check_task(draft: &Draft, id: TaskId, task: &Task, report: &mut Report<'_>) {
+    let stage = task.action.stage;
+    if let Some(home) = draft.placement.rank_of(stage).filter(|home| *home != task.rank) {
+        let message = format!("{} stands on rank {}, but stage {stage} lives on rank {home}", task.action, task.rank);
+        report.add(Rule::Placement, message, format!("move it to rank {home}"), &[id]);
+    }
+    if task.action.joins_previous || task.group.is_some() {
+        compound(draft, id, task, report);
     }
 }
 
@@ -99,25 +104,22 @@ fn slice_order(table: &Table<'_>, stage: Stage, microbatch: Microbatch, report: 
 }
 
 /// R15: what runs as one is compute, stands side by side, and each part behind those that it needs.
-fn compounds(table: &Table<'_>, report: &mut Report<'_>) {
-    let mut before: Option<(Rank, Op)> = None;
-    for (id, task) in table.draft.tasks() {
-        let Action { op, joins_previous, .. } = task.action;
-        let fits = op.is_compute() && before.is_some_and(|(rank, op)| rank == task.rank && op.is_compute());
-        if joins_previous && !fits {
-            let message = format!("{} is to run as one with what stands before it, which is no compute", task.action);
-            report.add(Rule::Compound, message, "let the parts of a compound action stand side by side", &[id]);
-        }
-        before = Some((task.rank, op));
+fn compound(draft: &Draft, id: TaskId, task: &Task, report: &mut Report<'_>) {
+    let before = id.0.checked_sub(1).map(|before| draft.task(TaskId(before)));
+    let fits = |before: &Task| before.rank == task.rank && before.action.op.is_compute();
+    if task.action.joins_previous && !(task.action.op.is_compute() && before.is_some_and(fits)) {
+        let message = format!("{} is to run as one with what stands before it, which is no compute", task.action);
+        report.add(Rule::Compound, message, "let the parts of a compound action stand side by side", &[id]);
     }
-    // Where both parts are of one stage another rule says so.
-    for edge in table.draft.graph.raw_edges().iter().filter(|e| e.weight != Dep::Program) {
-        let [needed, part] = [edge.source(), edge.target()].map(|node| TaskId::at(node.index()));
-        let [a, b] = [needed, part].map(|id| table.draft.task(id));
-        if needed > part && a.group.is_some() && a.group == b.group && a.action.stage != b.action.stage {
-            let (a, b) = (a.action, b.action);
+    for edge in draft.graph.edges_directed(NodeIndex::new(id.index()), Direction::Incoming) {
+        let needed = TaskId::at(edge.source().index());
+        let other = draft.task(needed);
+        // Where both parts are of one stage another rule says so.
+        let parts = task.group.is_some() && other.group == task.group && other.action.stage != task.action.stage;
+        if parts && needed > id && *edge.weight() != Dep::Program {
+            let (a, b) = (other.action, task.action);
             let message = format!("{b} runs as one with {a}, which stands behind it and whose result it needs");
-            report.add(Rule::Compound, message, format!("move {a} before {b}"), &[part, needed]);
+            report.add(Rule::Compound, message, format!("move {a} before {b}"), &[id, needed]);
         }
     }
 }

@@ -20,6 +20,8 @@ use super::{Report, Rule, Semantics};
 use crate::ids::TaskId;
 use crate::schedule::{Draft, same_collective};
 use crate::task::{Dep, Lane, Task};
+use petgraph::Direction;
+use petgraph::graph::NodeIndex;
 use petgraph::visit::EdgeRef;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,6 +33,11 @@ pub(crate) fn order(draft: &Draft, semantics: Semantics) -> Option<Vec<TaskId>> 
 
 /// Reports a deadlock, if there is one; returns the tasks in an order that can run.
 pub(super) fn check(draft: &Draft, semantics: Semantics, report: &mut Report<'_>) -> Vec<TaskId> {
+    if semantics == Semantics::Eager
+        && let Some(order) = head_by_head(draft)
+    {
+        return order;
+    }
     let waits = Waits::new(draft, semantics);
     let (order, done) = waits.run();
     if order.len() < draft.graph.node_count() {
@@ -56,6 +63,65 @@ pub(super) fn check(draft: &Draft, semantics: Semantics, report: &mut Report<'_>
         report.add(Rule::DeadlockFree, message, help, &cycle);
     }
     order
+}
+
+/// An order of all tasks under eager sends; `None` in a deadlock. Queue by queue the head goes as soon as its inputs are
+/// there; a queue whose head waits for a task is woken by that task. The graph is walked in place, each edge once.
+fn head_by_head(draft: &Draft) -> Option<Vec<TaskId>> {
+    const NONE: u32 = u32::MAX;
+    let (n, ranks) = (draft.graph.node_count(), draft.programs.len());
+    // Queues as chains of tasks: the first of each, and what comes behind each task.
+    let queues = ranks * Lane::queues(TaskId::at(ranks).0);
+    let (mut heads, mut tails, mut behind) = (vec![NONE; queues], vec![NONE; queues], vec![NONE; n]);
+    for (id, task) in draft.tasks() {
+        let queue = queue_of(task, ranks, Semantics::Eager);
+        let last = std::mem::replace(&mut tails[queue], id.0);
+        *behind.get_mut(last as usize).unwrap_or(&mut heads[queue]) = id.0;
+    }
+    let mut awake: Vec<u32> =
+        (0..queues).rev().map(|q| TaskId::at(q).0).filter(|q| heads[*q as usize] != NONE).collect();
+    // Task -> the first queue that waits for it; queue -> the next one that waits for the same.
+    let (mut waiting, mut also_waiting) = (vec![NONE; n], vec![NONE; queues]);
+    let mut done = vec![false; n];
+    let mut order = Vec::with_capacity(n);
+    while let Some(queue) = awake.pop() {
+        while heads[queue as usize] != NONE {
+            let head = heads[queue as usize];
+            // The parts of a compound action go together.
+            let (mut end, mut missing) = (head, None);
+            loop {
+                missing = missing.or_else(|| missing_input(draft, &done, end, head));
+                match behind[end as usize] {
+                    next if next == end + 1 && draft.task(TaskId(next)).action.joins_previous => end = next,
+                    next => {
+                        heads[queue as usize] = if missing.is_some() { head } else { next };
+                        break;
+                    }
+                }
+            }
+            if let Some(missing) = missing {
+                also_waiting[queue as usize] = std::mem::replace(&mut waiting[missing as usize], queue);
+                break;
+            }
+            for id in head..=end {
+                done[id as usize] = true;
+                order.push(TaskId(id));
+                let mut woken = std::mem::replace(&mut waiting[id as usize], NONE);
+                while woken != NONE {
+                    awake.push(woken);
+                    woken = also_waiting[woken as usize];
+                }
+            }
+        }
+    }
+    (order.len() == n).then_some(order)
+}
+
+/// An input of a task that is not done, but for the parts of its own compound action before it.
+fn missing_input(draft: &Draft, done: &[bool], task: u32, first: u32) -> Option<u32> {
+    let inputs = draft.graph.edges_directed(NodeIndex::new(task as usize), Direction::Incoming);
+    let needed = inputs.filter(|e| *e.weight() != Dep::Program).map(|e| TaskId::at(e.source().index()).0);
+    needed.into_iter().find(|from| !done[*from as usize] && !(first..task).contains(from))
 }
 
 /// The graph of joined tasks, in compressed rows.

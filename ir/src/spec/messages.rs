@@ -6,6 +6,7 @@ use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Rank, Stage, TaskId};
 use crate::placement::Placement;
 use crate::schedule::{Draft, same_collective};
+use crate::task::Task;
 use std::collections::BTreeMap;
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
@@ -14,7 +15,6 @@ pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
         forward(table, stage, next, microbatch, report);
         backward(table, stage, next, microbatch, report);
     }
-    channel_order(table, report);
     collectives(table, report);
 }
 
@@ -99,7 +99,7 @@ impl Message {
             }
         }
         if let (Some(send), Some(receive)) = (send, receive) {
-            let (sent, received) = (table.draft.task(send).payload, table.draft.task(receive).payload);
+            let (sent, received) = (table.payload(send), table.payload(receive));
             if sent != received {
                 let message = format!("{send_action} sends {sent} bytes, but {receive_action} expects {received}");
                 report.add(Rule::MessageSize, message, "make both sizes equal", &[send, receive]);
@@ -117,14 +117,23 @@ impl Message {
 }
 
 /// R08: on each channel (from, to) the receives come in the order of the sends.
-fn channel_order(table: &Table<'_>, report: &mut Report<'_>) {
-    // Tasks run rank by rank in program order, so walking the receives of a rank visits each of its channels in order.
-    let ranks = table.draft.programs.len();
-    let mut latest: Vec<Option<(TaskId, TaskId)>> = vec![None; ranks * ranks];
-    for (receive, task) in table.draft.tasks().filter(|(_, t)| t.action.op.is_receive()) {
-        let Some(send) = sent_as(table.draft, &task.action) else { continue };
-        let from = table.draft.task(send).rank;
-        let Some(slot) = latest.get_mut(from.index() * ranks + task.rank.index()) else { continue };
+pub(super) struct Channels {
+    ranks: usize,
+    /// Channel -> the latest receive with its send.
+    latest: Vec<Option<(TaskId, TaskId)>>,
+}
+
+impl Channels {
+    pub(super) fn new(draft: &Draft) -> Self {
+        let ranks = draft.programs.len();
+        Self { ranks, latest: vec![None; ranks * ranks] }
+    }
+
+    /// Tasks come rank by rank in program order, so the receives of each channel come in order.
+    pub(super) fn check(&mut self, table: &Table<'_>, receive: TaskId, task: &Task, report: &mut Report<'_>) {
+        let (true, Some(from)) = (task.action.op.is_receive(), task.peer) else { return };
+        let Some(send) = sent_as(table.draft, &task.action) else { return };
+        let Some(slot) = self.latest.get_mut(from.index() * self.ranks + task.rank.index()) else { return };
         if let Some((earlier_receive, earlier_send)) = slot.filter(|(_, earlier)| *earlier > send) {
             let [a, b] = [earlier_receive, receive].map(|id| table.draft.task(id).action);
             let message =
@@ -149,7 +158,8 @@ pub(super) fn sent_as(draft: &Draft, receive: &Action) -> Option<TaskId> {
 /// R11: a reduction needs every holder of what it reduces, once, with one size.
 fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
     let placement = &table.draft.placement;
-    let members = |op| table.draft.tasks().filter(move |(_, t)| t.action.op == op);
+    let all = table.draft.index.collectives.iter().map(|id| (*id, table.draft.task(*id)));
+    let members = |op| all.clone().filter(move |(_, t)| t.action.op == op);
     for op in [Op::ReduceGrad, Op::ReduceTied] {
         let Some((first, _)) = members(op).next() else { continue };
         // (rank, what is reduced there) -> the tasks that do it.

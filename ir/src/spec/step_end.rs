@@ -4,76 +4,89 @@ use super::table::Table;
 use super::{Report, Rule};
 use crate::action::{Action, Op};
 use crate::ids::TaskId;
+use crate::schedule::Draft;
 use crate::task::Task;
 
-pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
-    let (cells, placement) = (table.draft.index.cells, &table.draft.placement);
-    let stages = cells.stages().count();
-    let mut last_gradient: Vec<Option<TaskId>> = vec![None; stages];
-    let mut optimizers: Vec<Vec<TaskId>> = vec![Vec::new(); stages];
-    let mut reductions = Vec::new();
-    for (id, task) in table.draft.tasks() {
-        let Some(s) = cells.stage(task.action.stage) else { continue };
+/// What happens once a step, and what it waits for.
+pub(super) struct StepEnd {
+    last_gradient: Vec<Option<TaskId>>,
+    optimizers: Vec<Vec<TaskId>>,
+    reductions: Vec<TaskId>,
+}
+
+impl StepEnd {
+    pub(super) fn new(draft: &Draft) -> Self {
+        let stages = draft.index.cells.stages().count();
+        Self { last_gradient: vec![None; stages], optimizers: vec![Vec::new(); stages], reductions: Vec::new() }
+    }
+
+    pub(super) fn note(&mut self, draft: &Draft, id: TaskId, task: &Task) {
+        let Some(s) = draft.index.cells.stage(task.action.stage) else { return };
         match task.action.op {
-            Op::FullBackward | Op::BackwardWeight => last_gradient[s] = last_gradient[s].max(Some(id)),
-            Op::OptimizerStep => optimizers[s].push(id),
-            Op::ReduceGrad | Op::ReduceTied => reductions.push(id),
+            Op::FullBackward | Op::BackwardWeight => self.last_gradient[s] = self.last_gradient[s].max(Some(id)),
+            Op::OptimizerStep => self.optimizers[s].push(id),
+            Op::ReduceGrad | Op::ReduceTied => self.reductions.push(id),
             _ => {}
         }
     }
-    let any_optimizer = optimizers.iter().any(|ids| !ids.is_empty());
-    let mut after = |first: TaskId, second: TaskId| {
-        if !table.before(first, second) {
-            let [a, b] = [first, second].map(|id| table.draft.task(id).action);
-            let message = format!("{b} stands before {a}, which still adds to the same gradients");
-            report.add(Rule::StepEnd, message, format!("move {b} behind {a}"), &[second, first]);
-        }
-    };
-    for (last, optimizer) in last_gradient.iter().zip(&optimizers) {
-        for id in optimizer {
-            if let Some(last) = last {
-                after(*last, *id);
+
+    pub(super) fn check(self, table: &Table<'_>, report: &mut Report<'_>) {
+        let (cells, placement) = (table.draft.index.cells, &table.draft.placement);
+        let Self { last_gradient, optimizers, reductions } = self;
+        let any_optimizer = optimizers.iter().any(|ids| !ids.is_empty());
+        let mut after = |first: TaskId, second: TaskId| {
+            if !table.before(first, second) {
+                let [a, b] = [first, second].map(|id| table.draft.task(id).action);
+                let message = format!("{b} stands before {a}, which still adds to the same gradients");
+                report.add(Rule::StepEnd, message, format!("move {b} behind {a}"), &[second, first]);
             }
-        }
-    }
-    for reduction in &reductions {
-        // A local reduction stands for both stages.
-        let Task { action, peer, .. } = *table.draft.task(*reduction);
-        let other = match action.op {
-            Op::ReduceGrad => placement.copy_of(action.stage),
-            _ => placement.tied_partner(action.stage),
         };
-        for s in [Some(action.stage), other.filter(|_| peer.is_none())].into_iter().flatten() {
-            let Some(s) = cells.stage(s) else { continue };
-            if let Some(last) = last_gradient[s] {
-                after(last, *reduction);
-            }
-            for id in &optimizers[s] {
-                after(*reduction, *id);
-            }
-            // The tied embedding is summed over its two ends after each end is summed over its copies.
-            let over_copies = |id: &&TaskId| {
-                let earlier = table.draft.task(**id).action;
-                action.op == Op::ReduceTied && earlier.op == Op::ReduceGrad && cells.stage(earlier.stage) == Some(s)
-            };
-            for earlier in reductions.iter().filter(over_copies) {
-                after(*earlier, *reduction);
+        for (last, optimizer) in last_gradient.iter().zip(&optimizers) {
+            for id in optimizer {
+                if let Some(last) = last {
+                    after(*last, *id);
+                }
             }
         }
-    }
-    for (stage, ids) in cells.stages().zip(&optimizers) {
-        let action = Action::whole_stage(stage, Op::OptimizerStep);
-        match ids.as_slice() {
-            [] if any_optimizer => {
-                report.add(
-                    Rule::StepEnd,
-                    format!("{action} is missing"),
-                    format!("add {action} behind the last backward"),
-                    &[],
-                );
+        for reduction in &reductions {
+            // A local reduction stands for both stages.
+            let Task { action, peer, .. } = *table.draft.task(*reduction);
+            let other = match action.op {
+                Op::ReduceGrad => placement.copy_of(action.stage),
+                _ => placement.tied_partner(action.stage),
+            };
+            for s in [Some(action.stage), other.filter(|_| peer.is_none())].into_iter().flatten() {
+                let Some(s) = cells.stage(s) else { continue };
+                if let Some(last) = last_gradient[s] {
+                    after(last, *reduction);
+                }
+                for id in &optimizers[s] {
+                    after(*reduction, *id);
+                }
+                // The tied embedding is summed over its two ends after each end is summed over its copies.
+                let over_copies = |id: &&TaskId| {
+                    let earlier = table.draft.task(**id).action;
+                    action.op == Op::ReduceTied && earlier.op == Op::ReduceGrad && cells.stage(earlier.stage) == Some(s)
+                };
+                for earlier in reductions.iter().filter(over_copies) {
+                    after(*earlier, *reduction);
+                }
             }
-            [_, _, ..] => report.add(Rule::StepEnd, format!("{action} stands more than once"), "keep one", ids),
-            _ => {}
+        }
+        for (stage, ids) in cells.stages().zip(&optimizers) {
+            let action = Action::whole_stage(stage, Op::OptimizerStep);
+            match ids.as_slice() {
+                [] if any_optimizer => {
+                    report.add(
+                        Rule::StepEnd,
+                        format!("{action} is missing"),
+                        format!("add {action} behind the last backward"),
+                        &[],
+                    );
+                }
+                [_, _, ..] => report.add(Rule::StepEnd, format!("{action} stands more than once"), "keep one", ids),
+                _ => {}
+            }
         }
     }
 }
