@@ -248,7 +248,7 @@ impl StageSamples {
     }
 
     fn costs(&self, stage: Stage, layout: &Layout<'_>) -> StageCosts {
-        let (first, last) = (stage == Stage::new(0), stage == layout.placement.last());
+        let (first, last) = (layout.placement.is_first(stage), layout.placement.is_last(stage));
         let hidden_bytes = layout.hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;
         let tokens = layout.hidden.iter().take(2).map(|n| *n as u64).product::<u64>();
         let kept = self.bytes(Kind::Forward, |[before, _, after]| after.saturating_sub(*before));
@@ -303,8 +303,8 @@ impl<M: StageModule> Probe<M> {
             device: device.clone(),
             runner: StageRunner::new(module, optimizer),
             hidden: Tensor::random(layout.hidden, Distribution::Normal(0.0, 1.0), device),
-            first: stage == Stage::new(0),
-            last: stage == layout.placement.last(),
+            first: layout.placement.is_first(stage),
+            last: layout.placement.is_last(stage),
             samples: StageSamples { parameters, state_bytes, samples: Vec::new() },
         }
     }

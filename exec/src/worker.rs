@@ -212,7 +212,9 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             Op::SendForward => self.send(action, MessageKind::Activation),
             Op::SendBackward => self.send(action, MessageKind::Gradient),
             Op::OptimizerStep => self.optimizer_step(action.stage),
-            Op::BackwardInput | Op::BackwardWeight => Err(TaskError::Missing("a split backward in the executor")),
+            Op::BackwardInput | Op::BackwardWeight | Op::ReduceGrad => {
+                Err(TaskError::Missing("this operation in the executor"))
+            }
             Op::RecvForward | Op::RecvBackward | Op::ReduceTied => Ok(()),
         }
     }
@@ -220,9 +222,9 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
     fn forward(&mut self, action: Action) -> Result<(), TaskError> {
         let (stage, microbatch) = place(action)?;
         let placement = self.context.schedule.placement();
-        let (first, last) = (stage == Stage::new(0), stage == placement.last());
-        let batch =
-            (first || last).then(|| self.context.batches.microbatch(self.step, microbatch.number(), &self.device));
+        let (first, last) = (placement.is_first(stage), placement.is_last(stage));
+        let sample = self.context.schedule.sample(stage, microbatch);
+        let batch = (first || last).then(|| self.context.batches.microbatch(self.step, sample, &self.device));
         let (tokens, targets) = batch.map_or((None, None), |(tokens, targets)| (Some(tokens), Some(targets)));
         let input = match tokens.filter(|_| first) {
             Some(tokens) => Input::Tokens(tokens),
@@ -291,23 +293,25 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
     /// both copies get the same bits.
     fn reduce_tied(&mut self, action: Action) -> Result<(), TaskError> {
         let placement = self.context.schedule.placement();
-        let (first, last) = (Stage::new(0), placement.last());
-        let Some((peer, other_stage)) = self.other_copy(action.stage) else {
+        let stage = action.stage;
+        let partner = placement.tied_partner(stage).ok_or(TaskError::Missing("the other copy of the embedding"))?;
+        let Some((peer, other_stage)) = self.other_copy(stage) else {
+            let (first, last) = if placement.is_first(stage) { (stage, partner) } else { (partner, stage) };
             let sum = self.runner(first)?.tied_gradient()? + self.runner(last)?.tied_gradient()?;
             self.runner(last)?.set_tied_gradient(sum.clone())?;
             return self.runner(first)?.set_tied_gradient(sum);
         };
         let received = self.transport.receive(peer, self.tied_tag(other_stage), self.context.timeout)?;
         let other = received.payload.into_tensor::<2>(&self.device)?;
-        let own = self.runner(action.stage)?.tied_gradient()?;
-        let sum = if action.stage == first { own + other } else { other + own };
-        self.runner(action.stage)?.set_tied_gradient(sum)
+        let own = self.runner(stage)?.tied_gradient()?;
+        let sum = if placement.is_first(stage) { own + other } else { other + own };
+        self.runner(stage)?.set_tied_gradient(sum)
     }
 
     /// The rank and stage of the other copy of the tied embedding, if it is not here too.
     fn other_copy(&self, stage: Stage) -> Option<(Rank, Stage)> {
         let placement = self.context.schedule.placement();
-        let other = if stage == Stage::new(0) { placement.last() } else { Stage::new(0) };
+        let other = placement.tied_partner(stage)?;
         placement.rank_of(other).filter(|rank| *rank != self.rank).map(|rank| (rank, other))
     }
 
