@@ -10,7 +10,7 @@ use crate::stage_module::StageModule;
 use crate::worker::Batches;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Device;
-use pipewright_ir::ids::Rank;
+use pipewright_ir::ids::{Microbatch, Rank};
 
 /// What the reference gave.
 #[derive(Clone, Debug, Default)]
@@ -60,10 +60,10 @@ pub fn train<M: StageModule>(
         let mut total = 0.0;
         for microbatch in 0..options.microbatches {
             let (x, y) = batches.microbatch(step, microbatch, &device);
-            let loss = module.loss(module.forward(module.embed(x)), y) / tokens as f32;
+            let loss = module.loss(module.forward(module.embed(x, 0)), y) / tokens as f32;
             let value = loss.clone().inner().into_scalar::<f32>();
             if !value.is_finite() {
-                let reason = TaskError::NotFinite { microbatch, loss: value };
+                let reason = TaskError::NotFinite { microbatch: Microbatch::new(microbatch), loss: value };
                 return Err(RunError::Task {
                     rank: Rank(0),
                     task: format!("F of microbatch {microbatch}"),

@@ -48,7 +48,8 @@ pub struct Run {
     pub losses: Vec<f64>,
     /// When every task ran, with counted memory where the binary counts it.
     pub timeline: Timeline,
-    /// Each step's gradients, where they were kept: a tied embedding appears once for each copy.
+    /// Each step's gradients, where they were kept: what lives on several ranks (a tied embedding, a stage with a copy in
+    /// the other pipe) appears once for each copy.
     pub gradients: Vec<Named>,
     /// Parameters after the last step, where they were kept.
     pub parameters: Named,
@@ -200,7 +201,8 @@ struct Collected {
     tasks: usize,
     spans: Vec<Span>,
     memory: Vec<MemorySample>,
-    losses: Vec<f64>,
+    /// What the ranks with a last stage have of each step's loss.
+    losses: Vec<BTreeMap<Rank, f64>>,
     gradients: Vec<BTreeMap<Rank, Named>>,
     reported: Vec<usize>,
     next: usize,
@@ -219,7 +221,7 @@ impl Collected {
             } else {
                 Vec::new()
             },
-            losses: vec![0.0; steps],
+            losses: vec![BTreeMap::new(); steps],
             gradients: if options.keep_gradients { vec![BTreeMap::new(); steps] } else { Vec::new() },
             reported: vec![0; steps],
             next: 0,
@@ -238,7 +240,7 @@ impl Collected {
             }
         }
         if let (Some(slot), Some(loss)) = (self.losses.get_mut(step), report.loss) {
-            *slot = loss;
+            slot.insert(report.rank, loss);
         }
         if let Some(gradients) = self.gradients.get_mut(step) {
             gradients.insert(report.rank, report.gradients);
@@ -247,7 +249,7 @@ impl Collected {
             *count += 1;
         }
         while self.reported.get(self.next) == Some(&self.ranks) {
-            on_step(self.next as u64, self.losses[self.next]);
+            on_step(self.next as u64, sum(&self.losses[self.next]));
             self.next += 1;
         }
     }
@@ -255,6 +257,11 @@ impl Collected {
     fn finish(self, parameters: Named) -> Run {
         let timeline = Timeline { source: Source::Measured, tasks: self.tasks, spans: self.spans, memory: self.memory };
         let gradients = self.gradients.into_iter().map(|by_rank| by_rank.into_values().flatten().collect()).collect();
-        Run { losses: self.losses, timeline, gradients, parameters }
+        Run { losses: self.losses.iter().map(sum).collect(), timeline, gradients, parameters }
     }
+}
+
+/// In the order of the ranks, not of their reports.
+fn sum(losses: &BTreeMap<Rank, f64>) -> f64 {
+    losses.values().sum()
 }
