@@ -173,7 +173,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             Op::OptimizerStep => return self.finish_reductions(),
             _ => return Ok(()),
         };
-        let wanted = Action { op: receive, ..action };
+        let wanted = Action { op: receive, joins_previous: false, ..action };
         let schedule = self.context.schedule;
         let Some((last, _)) = self.pending.iter().copied().find(|(_, a)| *a == wanted) else { return Ok(()) };
         let queue = schedule.task(last).queue();
