@@ -243,11 +243,7 @@ impl StageModule for GptStage {
         hidden
     }
 
-    fn forward_slice(
-        &self,
-        mut hidden: Tensor<3>,
-        cache: &mut Vec<KeyValueCache>,
-    ) -> Result<Tensor<3>, AutodiffError> {
+    fn forward_slice(&self, mut hidden: Tensor<3>, cache: &mut Vec<KeyValueCache>) -> Result<Tensor<3>, AutodiffError> {
         cache.resize_with(self.layers.len(), KeyValueCache::default);
         let Some(before) = cache.first().map(KeyValueCache::tokens) else { return Ok(hidden) };
         let s = hidden.dims()[1];

@@ -104,7 +104,8 @@ fn fail_at(at: Stage, order: &PipelineOrder, fault: Fault, timeout: Duration) ->
         count_memory: false,
     };
     let begin = Instant::now();
-    let error = run(&schedule, &vec![Device::flex(); schedule.ranks()], &build, &Ones, &options, &mut |_, _| {}).unwrap_err();
+    let error =
+        run(&schedule, &vec![Device::flex(); schedule.ranks()], &build, &Ones, &options, &mut |_, _| {}).unwrap_err();
     (error, begin.elapsed())
 }
 

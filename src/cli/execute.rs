@@ -218,7 +218,8 @@ impl<'a> Profiler<'a> {
         for (plan, samples) in &mut self.layouts {
             let build = |stage: Stage, device: &Device| job.build(plan.part(stage), device);
             let devices = job.devices(plan.ranks())?;
-            let measured = profile::layout::<GptStage>(&job.layout(plan, self.plans), &devices, &build, &job.batches, &options);
+            let measured =
+                profile::layout::<GptStage>(&job.layout(plan, self.plans), &devices, &build, &job.batches, &options);
             samples.extend(measured.map_err(|error| profile_failed(&error))?);
             bar.inc(1);
         }
@@ -242,7 +243,11 @@ impl<'a> Profiler<'a> {
             cores: self.job.shared_cores(),
             contention: profile::contention(&slowdowns),
             job: first.job.clone(),
-            layouts: self.layouts.iter().map(|(plan, samples)| samples.costs(&self.job.layout(plan, self.plans))).collect(),
+            layouts: self
+                .layouts
+                .iter()
+                .map(|(plan, samples)| samples.costs(&self.job.layout(plan, self.plans)))
+                .collect(),
             message,
         })
     }

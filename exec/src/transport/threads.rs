@@ -156,7 +156,12 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn tag(microbatch: u32) -> Tag {
-        Tag { kind: MessageKind::Activation, stage: Stage::new(0), microbatch: Some(Microbatch::new(microbatch)), step: 0 }
+        Tag {
+            kind: MessageKind::Activation,
+            stage: Stage::new(0),
+            microbatch: Some(Microbatch::new(microbatch)),
+            step: 0,
+        }
     }
 
     fn payload(x: f32) -> Payload {
