@@ -15,7 +15,7 @@ use pipewright::ir::passes::add_send_recv;
 use pipewright::ir::plan::resolve;
 use pipewright::ir::scenario::{Scenario, ScheduleEntry};
 use pipewright::ir::schedule::Draft;
-use pipewright::ir::schedules::{Chunks, Family, ScheduleParams, find};
+use pipewright::ir::schedules::{Chunks, ScheduleParams, find};
 use pipewright::ir::spec::Semantics;
 use pipewright::ir::workload::Workload;
 use pipewright::sim::Options;
@@ -42,28 +42,24 @@ fn csv(ranks: &[Vec<&str>]) -> String {
     ranks.iter().map(|tokens| tokens.join(",") + "\n").collect()
 }
 
-/// The family and the parameters of a record: its fifth field is the group size, and for Seq1F1B the number of slices.
-fn published(head: &[&'static str]) -> (&'static Family, ScheduleParams) {
-    let (name, [p, m, v], g) = key(head);
-    let family = find(name).unwrap();
-    let slices = g.filter(|_| family.knobs.slices).map(|k| u16::try_from(k).unwrap());
-    (family, ScheduleParams { num_seq_splits: slices, ..params(p, m, v, g.filter(|_| family.knobs.group)) })
-}
-
 /// Every order that another tool prints for a family that we have is ours.
 #[test]
 fn orders_of_other_tools_are_ours_token_for_token() {
     let (mut equal, mut free_groups): (BTreeMap<&str, usize>, usize) = (BTreeMap::new(), 0);
     for record in records(ORDERS) {
-        let (family, params) = published(&record[0]);
+        let (name, [p, m, v], g) = key(&record[0]);
+        let family = find(name).unwrap();
+        // The fifth field is the group size, and for Seq1F1B the number of slices.
+        let num_seq_splits = g.filter(|_| family.knobs.slices).map(|k| u16::try_from(k).unwrap());
+        let g = g.filter(|_| family.knobs.group);
+        let params = ScheduleParams { num_seq_splits, ..params(p, m, v, g) };
         let published = csv(&record[1..]);
         let what = record[0].join(" ");
         let ours = order(family.name, &params);
         assert_eq!(ours.to_csv(true), published, "{what}");
-        let read = PipelineOrder::from_csv(&published, params.microbatches).unwrap();
+        let read = PipelineOrder::from_csv(&published, m).unwrap();
         assert_eq!(read, ours, "{what}, read from its text");
         // Without a group size the interleaved kin choose it themselves.
-        let ScheduleParams { ranks: p, microbatches: m, microbatch_group_size: g, .. } = params;
         let rounds = if family.name == "interleaved-zb" { (m / p).max(1) } else { m / p };
         if g.is_some_and(|g| g * rounds == m && (family.name == "interleaved-zb" || g == p)) {
             let free = ScheduleParams { microbatch_group_size: None, ..params };
@@ -182,7 +178,17 @@ fn combinations_that_pytorch_rejects_are_refused_or_warned_about() {
         let family = find(record[0][0]).unwrap();
         let params = ScheduleParams::new(p, m, v);
         if family.name == "1f1b" {
-            assert_fewer_microbatches_than_ranks_are_warned_about(p, m);
+            // It runs and takes what its closed form says; the plan warns with both numbers.
+            assert!(m < p, "torch refuses 1F1B only then");
+            let mut scenario = Scenario { schema_version: 1, name: "test".to_owned(), ..Scenario::default() };
+            scenario.parallel.pipeline_model_parallel_size = Some(p);
+            scenario.training.num_microbatches = Some(m);
+            scenario.schedules = vec![ScheduleEntry::named(family.name)];
+            let plans = resolve(&scenario, &|_| Err("no files".to_owned())).unwrap();
+            let told = plans[0].warnings.iter().any(|w| w.contains(&m.to_string()) && w.contains(&p.to_string()));
+            assert!(told, "{:?}", plans[0].warnings);
+            let run = run(&plans[0].order, &chunk_costs([1.0, 1.0, 1.0], 0.0, 1), &Options::default());
+            assert_eq!(run.timeline.makespan(), f64::from((m + p - 1) * 3), "p={p} m={m}");
             warned += 1;
             continue;
         }
@@ -197,7 +203,7 @@ fn combinations_that_pytorch_rejects_are_refused_or_warned_about() {
             ("training.num_microbatches", format!("{m} < 2 * {p} = {}", 2 * p), format!("use m = {}", 2 * p))
         } else if family.name == "interleaved-zb" {
             let rounds = |m: u32| (m / p).max(1);
-            let even = |m: &u32| m % rounds(*m) == 0;
+            let even = |m: &u32| m.is_multiple_of(rounds(*m));
             let (below, above) = ((1..m).rev().find(even).unwrap(), (m + 1..).find(even).unwrap());
             let rule = format!("{m} % {} = {}", rounds(m), m % rounds(m));
             ("training.num_microbatches", rule, format!("use m = {below} or {above}"))
@@ -215,20 +221,6 @@ fn combinations_that_pytorch_rejects_are_refused_or_warned_about() {
     let expected = [("dualpipe-v", 125), ("interleaved-1f1b", 8), ("interleaved-zb", 8), ("zb-v", 105)];
     assert_eq!(refused, BTreeMap::from(expected));
     assert_eq!(refused.values().sum::<i32>() + warned, 257, "all that PyTorch refuses");
-}
-
-/// 1F1B runs and takes what its closed form says; the plan warns with both numbers.
-fn assert_fewer_microbatches_than_ranks_are_warned_about(p: u32, m: u32) {
-    assert!(m < p, "torch refuses 1F1B only then");
-    let mut scenario = Scenario { schema_version: 1, name: "test".to_owned(), ..Scenario::default() };
-    scenario.parallel.pipeline_model_parallel_size = Some(p);
-    scenario.training.num_microbatches = Some(m);
-    scenario.schedules = vec![ScheduleEntry::named("1f1b")];
-    let plans = resolve(&scenario, &|_| Err("no files".to_owned())).unwrap();
-    let told = plans[0].warnings.iter().any(|w| w.contains(&m.to_string()) && w.contains(&p.to_string()));
-    assert!(told, "{:?}", plans[0].warnings);
-    let run = run(&plans[0].order, &chunk_costs([1.0, 1.0, 1.0], 0.0, 1), &Options::default());
-    assert_eq!(run.timeline.makespan(), f64::from((m + p - 1) * 3), "p={p} m={m}");
 }
 
 /// The sends and receives that PyTorch adds to interleaved 1F1B stand where ours do. Its programs also hold UNSHARD,

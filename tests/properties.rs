@@ -346,7 +346,8 @@ fn mutate(program: &mut PipelineOrder, random: &mut Random) -> (&'static str, Ac
         }
         "microbatch" => {
             let microbatch = Microbatch::new(random.between(0, cells.microbatches()));
-            let slice = u16::try_from(random.below(usize::from(cells.slices()) + 1)).unwrap();
+            let slices: Vec<u16> = (0..=cells.slices()).collect();
+            let slice = random.pick(&slices);
             let sliced = |old: Microbatch| if old.slice().is_some() { microbatch.sliced(slice) } else { microbatch };
             actions[at].microbatch = actions[at].microbatch.map(sliced);
         }

@@ -42,15 +42,19 @@ fn canonical(p: u32, m: u32) -> PipelineOrder {
     PipelineOrder::new(m, Placement::v_shaped(p), (0..p).map(|r| rank(p, m, r)).collect())
 }
 
+/// A chunk, 0 on the way down and 1 on the way up, and what it does.
+type Turn = (usize, &'static [Op]);
+
 fn rank(p: u32, m: u32, r: u32) -> Vec<Action> {
     const FORWARD: &[Op] = &[Op::Forward];
     const ALL: &[Op] = &[Op::Forward, Op::BackwardInput, Op::BackwardWeight];
     const BACKWARD: &[Op] = &[Op::BackwardInput, Op::BackwardWeight];
     const INPUT: &[Op] = &[Op::BackwardInput];
     const WEIGHT: &[Op] = &[Op::BackwardWeight];
+    // Microbatches of the pattern.
     let full = m.max(2 * p - 1);
-    // How often, and then in turn: 0 for the chunk on the way down and 1 for the one on the way up, with what it does.
-    let phases: [(u32, &[(usize, &[Op])]); 8] = [
+    // How often, and the turns.
+    let phases: [(u32, &[Turn]); 8] = [
         (2 * (p - r) - 1, &[(0, FORWARD)]),
         (r, &[(1, FORWARD), (0, FORWARD)]),
         (p - r, &[(1, ALL)]),
@@ -61,13 +65,12 @@ fn rank(p: u32, m: u32, r: u32) -> Vec<Action> {
         (r, &[(0, WEIGHT)]),
     ];
     let stages = [Stage::new(r), Stage::new(2 * p - 1 - r)];
-    // The next microbatch of each chunk for F, I and W. The pattern may ask for one too many of those that ran ahead.
+    // The next microbatch of each chunk for F, I and W. Forwards down run ahead, so the pattern asks for some too many.
     let mut next = [[0; 3]; 2];
     let mut actions = Vec::with_capacity(6 * m as usize);
     for (times, turn) in phases {
-        for (chunk, op) in
-            (0..times).flat_map(|_| turn.iter().flat_map(|(chunk, ops)| ops.iter().map(|op| (*chunk, *op))))
-        {
+        let once = || turn.iter().flat_map(|(chunk, ops)| ops.iter().map(|op| (*chunk, *op)));
+        for (chunk, op) in (0..times).flat_map(|_| once()) {
             let column = ALL.iter().position(|o| *o == op).unwrap_or_default();
             let k = next[chunk][column];
             next[chunk][column] += 1;
