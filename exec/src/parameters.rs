@@ -8,7 +8,7 @@
 //! the backward tasks is, which a schedule fixes; two schedules with another order may differ in the last bits.
 
 use crate::stage_module::StageModule;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use std::collections::BTreeMap;
@@ -157,6 +157,29 @@ pub fn set_flat_gradients<M: Module>(
     let mut fill = Fill { grads, values, device, at: 0 };
     module.visit(&mut fill);
     if fill.at == values.len() { Ok(()) } else { Err(ParameterError::Copies { own: fill.at, other: values.len() }) }
+}
+
+/// The module with the numbers of `named` in its parameters, of each name the first that is given. A parameter that is
+/// not named, or named with another number of numbers, stays as it is.
+pub fn with_parameters<M: StageModule>(module: M, named: &[(String, Vec<f32>)]) -> M {
+    struct Replace<'a> {
+        values: BTreeMap<ParamId, &'a [f32]>,
+    }
+    impl ModuleMapper for Replace<'_> {
+        fn map_float<const D: usize>(&mut self, p: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let (shape, device) = (p.val().dims(), p.val().device());
+            match self.values.remove(&p.id).filter(|values| values.len() == shape.iter().product::<usize>()) {
+                Some(values) => {
+                    let tensor = Tensor::from_data(TensorData::new(values.to_vec(), shape), &device);
+                    Param::initialized(p.id, tensor.require_grad())
+                }
+                None => p,
+            }
+        }
+    }
+    let of = |name: &String| named.iter().find(|(n, _)| n == name).map(|(_, values)| values.as_slice());
+    let values = module.parameter_names().iter().filter_map(|(id, name)| Some((*id, of(name)?))).collect();
+    module.map(&mut Replace { values })
 }
 
 /// Id and shape of the matrix `name`. burn panics when a gradient is asked for with the wrong number of dimensions,

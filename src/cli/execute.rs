@@ -12,7 +12,7 @@ use pipewright::exec::memory;
 use pipewright::exec::optimizer::OptimizerConfig;
 use pipewright::exec::profile::{self, Layout, ProfileOptions, Samples};
 use pipewright::exec::reference::{self, Reference};
-use pipewright::exec::run::{self, Run, RunOptions};
+use pipewright::exec::run::{self, Named, Run, RunOptions};
 use pipewright::exec::worker::TextBatches;
 use pipewright::ir::action::Op;
 use pipewright::ir::cost_table::{CostTable, MessageCosts};
@@ -179,13 +179,24 @@ impl Job {
 
     /// Trains on one device, keeping gradients of the first `keep` steps and the parameters after them.
     pub(crate) fn reference(&self, microbatches: u32, steps: u64, keep: u64) -> Result<Reference, Failure> {
+        self.follow(microbatches, steps, keep, &[])
+    }
+
+    /// [`Job::reference`], each step from the parameters that a run had after the step before.
+    pub(crate) fn follow(
+        &self,
+        microbatches: u32,
+        steps: u64,
+        keep: u64,
+        after: &[Named],
+    ) -> Result<Reference, Failure> {
         let device = self.devices(1)?.remove(0).autodiff();
         let whole = LayerRange { start: 0, end: self.shape.num_layers };
         let part = StagePart { layers: whole, embedding: true, head: true };
         let module = self.build(part, &device).map_err(Failure::Execution)?;
         let bar = progress::bar("one device", steps);
         let options = reference::Options { microbatches, steps, optimizer: self.optimizer, keep };
-        let result = reference::train(module, &device, &self.batches, &options, &mut |_, _| bar.inc(1));
+        let result = reference::follow(module, &device, &self.batches, &options, after, &mut |_, _| bar.inc(1));
         bar.finish_and_clear();
         result.map_err(|error| Failure::Execution(format!("the run on one device failed: {error}")))
     }
