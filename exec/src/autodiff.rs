@@ -119,8 +119,11 @@ impl<const D: usize> From<&Param<Tensor<D>>> for Parameter<D> {
 /// tensors it needs.
 #[derive(Default)]
 pub struct WeightGradients {
-    jobs: Vec<Box<dyn FnOnce(&mut GradientsParams) + Send>>,
+    jobs: Vec<Job>,
 }
+
+/// Computes the gradients of one operation's parameters and adds them.
+type Job = Box<dyn FnOnce(&mut GradientsParams) + Send>;
 
 impl WeightGradients {
     /// Computes them all and adds each to the gradient that `grads` has of the same parameter.

@@ -459,10 +459,10 @@ mod tests {
         let weight = trained([12, 8], &device);
         let (y, y_plain) = (head(x.clone(), (&weight).into()), x.clone().matmul(weight.val().transpose()));
         assert_close(y.clone().inner(), y_plain.clone().inner());
-        let (whole, plain) = (backward_from(y.clone(), g.clone()).unwrap(), backward_from(y_plain, g.clone()).unwrap());
+        let (whole, plain) = (backward_from(y, g.clone()).unwrap(), backward_from(y_plain, g.clone()).unwrap());
         assert_close(x.grad(&whole).unwrap(), x.grad(&plain).unwrap());
         assert_close(weight.val().grad(&whole).unwrap(), weight.val().grad(&plain).unwrap());
-        let again = head(x.clone(), (&weight).into());
+        let again = head(x, (&weight).into());
         let (split, later) = deferring(|| backward_from(again, g).unwrap());
         assert!(weight.val().grad(&split).is_none());
         let mut params = GradientsParams::new();
