@@ -32,13 +32,14 @@ pub(crate) fn gelu_backward<const D: usize>(x: &Tensor<D>, grad: &Tensor<D>) -> 
     })
 }
 
-/// Softmax of `scale` times scores `[.., S, S]` over the last dimension, where row `i` sees columns `0 ..= i` alone;
-/// the others become exactly 0.
+/// Softmax of `scale` times scores `[.., S, T]` over the last dimension, where the rows are the last `S` of `T` tokens
+/// and each sees the tokens up to itself alone; the others become exactly 0.
 pub(crate) fn causal_softmax<const D: usize>(scores: &Tensor<D>, scale: f32) -> Option<Tensor<D>> {
-    let s = scores.dims()[D - 1];
+    let [s, t] = [scores.dims()[D - 2], scores.dims()[D - 1]];
+    let before = t.checked_sub(s)?;
     on_cpu([scores], |[scores], out| {
-        for (r, (out, x)) in out.chunks_exact_mut(s).zip(scores.chunks_exact(s)).enumerate() {
-            let seen = r % s + 1;
+        for (r, (out, x)) in out.chunks_exact_mut(t).zip(scores.chunks_exact(t)).enumerate() {
+            let seen = before + r % s + 1;
             softmax_row(&x[..seen], &mut out[..seen], scale);
         }
     })
@@ -179,13 +180,14 @@ mod tests {
     #[test]
     fn causal_softmax_sees_the_past_alone() {
         let device = Device::flex();
-        let s = 37;
-        let x = Tensor::<3>::random([3, s, s], Distribution::Normal(0.0, 4.0), &device);
-        let mask = crate::ops::causal_mask(s, &device).unsqueeze::<3>();
-        let want = values(activation::softmax(x.clone() * 0.3 + mask, 2));
-        let got = values(causal_softmax(&x, 0.3).unwrap());
-        assert!(worst(&got, &want) < 1e-6);
-        assert!(got.iter().enumerate().all(|(i, p)| i % s <= i / s % s || *p == 0.0));
+        for (s, t) in [(37, 37), (5, 37), (1, 9)] {
+            let x = Tensor::<3>::random([3, s, t], Distribution::Normal(0.0, 4.0), &device);
+            let mask = crate::ops::causal_mask(s, t, &device).unsqueeze::<3>();
+            let want = values(activation::softmax(x.clone() * 0.3 + mask, 2));
+            let got = values(causal_softmax(&x, 0.3).unwrap());
+            assert!(worst(&got, &want) < 1e-6);
+            assert!(got.iter().enumerate().all(|(i, p)| i % t <= t - s + i / t % s || *p == 0.0));
+        }
     }
 
     #[test]

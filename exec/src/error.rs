@@ -3,7 +3,7 @@
 use crate::autodiff::AutodiffError;
 use crate::parameters::ParameterError;
 use crate::transport::TransportError;
-use pipewright_ir::ids::Rank;
+use pipewright_ir::ids::{Microbatch, Rank};
 
 /// Why a run ended before its last step.
 #[derive(Debug, thiserror::Error)]
@@ -63,8 +63,8 @@ pub enum TaskError {
     /// The loss is not a number any more.
     #[error("the loss of microbatch {microbatch} is {loss}; lower the learning rate")]
     NotFinite {
-        /// The microbatch.
-        microbatch: u32,
+        /// The microbatch, or slice of one.
+        microbatch: Microbatch,
         /// The loss.
         loss: f32,
     },

@@ -9,12 +9,13 @@ mod check;
 
 pub use check::{GptError, check_data, check_shape};
 
+use crate::autodiff::AutodiffError;
 use crate::init::{Fill, parameter};
-use crate::ops::{attention, causal_mask, cross_entropy_sum, gelu, layer_norm};
+use crate::ops::{self, KeyValueCache, attention, attention_slice, causal_mask, cross_entropy_sum, gelu, layer_norm};
 use crate::parameters::TOKEN_EMBEDDING;
 use crate::stage_module::StageModule;
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Int, Tensor, module};
+use burn::tensor::{Device, Int, Tensor};
 use pipewright_ir::model::{ModelShape, StagePart};
 
 /// Added to the variance in every LayerNorm, as GPT-2.
@@ -148,25 +149,40 @@ impl GptStage {
         let norm = self.final_norm.as_ref()?;
         let head = self.head.as_ref().or(self.wte.as_ref())?;
         let [b, s, h] = hidden.dims();
-        Some(norm.forward(hidden).reshape([b * s, h]).matmul(head.val().transpose()))
+        Some(ops::head(norm.forward(hidden).reshape([b * s, h]), head.into()))
     }
 }
 
 impl Norm {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        layer_norm(x, self.weight.val(), self.bias.val(), EPSILON)
+        layer_norm(x, (&self.weight).into(), (&self.bias).into(), EPSILON)
     }
 }
 
 impl Linear {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        module::linear(x, self.weight.val(), Some(self.bias.val()))
+        ops::linear(x, (&self.weight).into(), (&self.bias).into())
     }
 }
 
 impl Layer {
     fn forward(&self, x: Tensor<3>, mask: &Tensor<2>, heads: usize) -> Tensor<3> {
         let attended = attention(self.c_attn.forward(self.ln_1.forward(x.clone())), mask, heads);
+        self.behind_attention(x, attended)
+    }
+
+    fn forward_slice(
+        &self,
+        x: Tensor<3>,
+        mask: &Tensor<2>,
+        heads: usize,
+        cache: &KeyValueCache,
+    ) -> Result<Tensor<3>, AutodiffError> {
+        let attended = attention_slice(self.c_attn.forward(self.ln_1.forward(x.clone())), mask, heads, cache)?;
+        Ok(self.behind_attention(x, attended))
+    }
+
+    fn behind_attention(&self, x: Tensor<3>, attended: Tensor<3>) -> Tensor<3> {
         let x = x + self.attn_c_proj.forward(attended);
         let inner = gelu(self.c_fc.forward(self.ln_2.forward(x.clone())));
         x + self.mlp_c_proj.forward(inner)
@@ -204,25 +220,38 @@ fn named(module: &str, [weight, bias]: [ParamId; 2]) -> [(ParamId, String); 2] {
 
 /// A stage that is asked for what it does not hold answers with its input, or zeros: a schedule never asks.
 impl StageModule for GptStage {
-    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    /// One entry a layer.
+    type Cache = Vec<KeyValueCache>;
+
+    fn embed(&self, tokens: Tensor<2, Int>, start: usize) -> Tensor<3> {
         let [b, s] = tokens.dims();
         let (Some(wte), Some(wpe)) = (&self.wte, &self.wpe) else {
             return Tensor::zeros([b, s, 0], &tokens.device());
         };
-        let wpe = wpe.val();
-        let [_, h] = wpe.dims();
-        module::embedding(wte.val(), tokens) + wpe.slice([0..s, 0..h]).unsqueeze::<3>()
+        ops::embedding(tokens, start, wte.into(), wpe.into())
     }
 
     fn forward(&self, mut hidden: Tensor<3>) -> Tensor<3> {
         if self.layers.is_empty() {
             return hidden;
         }
-        let mask = causal_mask(hidden.dims()[1], &hidden.device());
+        let s = hidden.dims()[1];
+        let mask = causal_mask(s, s, &hidden.device());
         for layer in &self.layers {
             hidden = layer.forward(hidden, &mask, self.heads);
         }
         hidden
+    }
+
+    fn forward_slice(&self, mut hidden: Tensor<3>, cache: &mut Vec<KeyValueCache>) -> Result<Tensor<3>, AutodiffError> {
+        cache.resize_with(self.layers.len(), KeyValueCache::default);
+        let Some(before) = cache.first().map(KeyValueCache::tokens) else { return Ok(hidden) };
+        let s = hidden.dims()[1];
+        let mask = causal_mask(s, before + s, &hidden.device());
+        for (layer, cache) in self.layers.iter().zip(cache) {
+            hidden = layer.forward_slice(hidden, &mask, self.heads, cache)?;
+        }
+        Ok(hidden)
     }
 
     fn loss(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {

@@ -8,9 +8,9 @@
 //! the backward tasks is, which a schedule fixes; two schedules with another order may differ in the last bits.
 
 use crate::stage_module::StageModule;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor, TensorData};
 use std::collections::BTreeMap;
 
 /// Hugging Face name of the token embedding, and of a head tied to it.
@@ -40,6 +40,14 @@ pub enum ParameterError {
         expected: Vec<usize>,
         /// Shape of the gradient.
         got: Vec<usize>,
+    },
+    /// Gradients of two copies of a stage that do not go together.
+    #[error("this copy of the stage has {own} gradient values, the other one {other}")]
+    Copies {
+        /// Values of this copy.
+        own: usize,
+        /// Values of the other.
+        other: usize,
     },
 }
 
@@ -97,6 +105,81 @@ pub fn put_gradient<M: StageModule>(
     }
     grads.register(id, grad.without_autodiff());
     Ok(())
+}
+
+/// Every gradient one behind the other, each flat row major, in the order of a module visit. Parameters without a
+/// gradient are left out; two copies of a stage leave out the same.
+pub fn flat_gradients<M: Module>(module: &M, grads: &GradientsParams) -> Vec<f32> {
+    struct Flatten<'a> {
+        grads: &'a GradientsParams,
+        values: Vec<f32>,
+    }
+    impl ModuleVisitor for Flatten<'_> {
+        fn visit_float<const D: usize>(&mut self, p: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.grads.get::<D>(p.id) {
+                self.values.extend(gradient.into_data().iter::<f32>());
+            }
+        }
+    }
+    let mut flatten = Flatten { grads, values: Vec::new() };
+    module.visit(&mut flatten);
+    flatten.values
+}
+
+/// Puts `values`, in the order of [`flat_gradients`], in the place of the gradients that are there.
+///
+/// # Errors
+/// [`ParameterError::Copies`] when there are more values than gradients, or fewer.
+pub fn set_flat_gradients<M: Module>(
+    module: &M,
+    grads: &mut GradientsParams,
+    values: &[f32],
+    device: &Device,
+) -> Result<(), ParameterError> {
+    struct Fill<'a> {
+        grads: &'a mut GradientsParams,
+        values: &'a [f32],
+        device: &'a Device,
+        at: usize,
+    }
+    impl ModuleVisitor for Fill<'_> {
+        fn visit_float<const D: usize>(&mut self, p: &Param<Tensor<D>>) {
+            let Some(old) = self.grads.get::<D>(p.id) else { return };
+            let shape = old.dims();
+            let end = self.at + shape.iter().product::<usize>();
+            if let Some(values) = self.values.get(self.at..end) {
+                let data = TensorData::new(values.to_vec(), shape);
+                self.grads.register(p.id, Tensor::<D>::from_data(data, self.device));
+            }
+            self.at = end;
+        }
+    }
+    let mut fill = Fill { grads, values, device, at: 0 };
+    module.visit(&mut fill);
+    if fill.at == values.len() { Ok(()) } else { Err(ParameterError::Copies { own: fill.at, other: values.len() }) }
+}
+
+/// The module with the numbers of `named` in its parameters, of each name the first that is given. A parameter that is
+/// not named, or named with another number of numbers, stays as it is.
+pub fn with_parameters<M: StageModule>(module: M, named: &[(String, Vec<f32>)]) -> M {
+    struct Replace<'a> {
+        values: BTreeMap<ParamId, &'a [f32]>,
+    }
+    impl ModuleMapper for Replace<'_> {
+        fn map_float<const D: usize>(&mut self, p: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let (shape, device) = (p.val().dims(), p.val().device());
+            match self.values.remove(&p.id).filter(|values| values.len() == shape.iter().product::<usize>()) {
+                Some(values) => {
+                    let tensor = Tensor::from_data(TensorData::new(values.to_vec(), shape), &device);
+                    Param::initialized(p.id, tensor.require_grad())
+                }
+                None => p,
+            }
+        }
+    }
+    let of = |name: &String| named.iter().find(|(n, _)| n == name).map(|(_, values)| values.as_slice());
+    let values = module.parameter_names().iter().filter_map(|(id, name)| Some((*id, of(name)?))).collect();
+    module.map(&mut Replace { values })
 }
 
 /// Id and shape of the matrix `name`. burn panics when a gradient is asked for with the wrong number of dimensions,

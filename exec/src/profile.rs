@@ -13,13 +13,13 @@ use crate::optimizer::OptimizerConfig;
 use crate::parameters;
 use crate::run::{Build, panic_message};
 use crate::stage_module::StageModule;
-use crate::stage_runner::{Input, Output, StageRunner};
+use crate::stage_runner::{Input, StageRunner};
 use crate::transport::threads::mesh;
 use crate::transport::{AbortHandle, MessageKind, Payload, Tag, Transport, TransportError};
-use crate::worker::{Batches, synchronize};
+use crate::worker::{Batches, cut, slice_range, synchronize};
 use burn::tensor::{Device, Distribution, Tensor};
-use pipewright_ir::cost_table::{LayoutCosts, Measured, MessageCosts, StageCosts};
-use pipewright_ir::ids::{LayerRange, Rank, Stage};
+use pipewright_ir::cost_table::{LayoutCosts, Measured, MessageCosts, SlicedCosts, SplitCosts, StageCosts};
+use pipewright_ir::ids::{LayerRange, Microbatch, Rank, Stage};
 use pipewright_ir::placement::Placement;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -31,7 +31,8 @@ use std::time::{Duration, Instant};
 pub struct ProfileOptions {
     /// Rounds thrown away first.
     pub warmup: u32,
-    /// Rounds measured; a round is four microbatches forward and backward and an optimizer step.
+    /// Rounds measured; a round is four microbatches forward and backward, the same again for each other way of running
+    /// a microbatch that the layout asks for, and an optimizer step.
     pub rounds: u32,
     /// Ranks that may work at once.
     pub cores: u32,
@@ -39,7 +40,7 @@ pub struct ProfileOptions {
     pub optimizer: OptimizerConfig,
 }
 
-/// Microbatches of a round.
+/// Microbatches of a round, each way.
 const MICROBATCHES: u32 = 4;
 /// Bytes of an fp32 number \[B\].
 const FP32: u64 = 4;
@@ -55,12 +56,17 @@ pub struct Layout<'a> {
     pub hidden: [usize; 3],
     /// Vocabulary, for the size of the logits; 0 where the last stage makes none.
     pub vocab: u64,
+    /// Whether I and W are measured apart too.
+    pub split: bool,
+    /// The numbers of sequence slices in which a microbatch is measured too.
+    pub slices: Vec<u16>,
 }
 
 /// What was measured of the stages of one layout. Measurements at different times add up.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
-    stages: BTreeMap<Stage, StageSamples>,
+    /// By the number of the stage: its copies in two pipes are measured as one.
+    stages: BTreeMap<u32, StageSamples>,
     /// What ranks held beside parameters, optimizer state and the probes' own tensors \[B\].
     overheads: Vec<u64>,
 }
@@ -70,12 +76,16 @@ impl Samples {
     pub fn extend(&mut self, other: Samples) {
         self.overheads.extend(other.overheads);
         for (stage, samples) in other.stages {
-            match self.stages.entry(stage) {
-                Entry::Vacant(slot) => {
-                    slot.insert(samples);
-                }
-                Entry::Occupied(mut known) => known.get_mut().samples.extend(samples.samples),
+            self.add(stage, samples);
+        }
+    }
+
+    fn add(&mut self, stage: u32, samples: StageSamples) {
+        match self.stages.entry(stage) {
+            Entry::Vacant(slot) => {
+                slot.insert(samples);
             }
+            Entry::Occupied(mut known) => known.get_mut().samples.extend(samples.samples),
         }
     }
 
@@ -85,7 +95,7 @@ impl Samples {
         overheads.sort_unstable();
         LayoutCosts {
             rank_overhead: overheads.get(overheads.len() / 2).copied().unwrap_or(0),
-            stages: self.stages.iter().map(|(stage, samples)| samples.costs(*stage, layout)).collect(),
+            stages: self.stages.iter().map(|(stage, samples)| samples.costs(Stage::new(*stage), layout)).collect(),
         }
     }
 
@@ -188,14 +198,18 @@ impl Wave<'_> {
                     let task = format!("profile of stage {}", probe.stage);
                     let failed = |reason| RunError::Task { rank, task, step: u64::from(round), reason };
                     let at_work = if together { self.ranks } else { 1 };
-                    let samples = probe.round(batches, u64::from(round), at_work).map_err(failed)?;
+                    let samples = probe.round(self.layout, batches, u64::from(round), at_work).map_err(failed)?;
                     if round >= self.options.warmup {
                         probe.samples.samples.extend(samples);
                     }
                 }
             }
         }
-        Ok(Samples { stages: probes.into_iter().map(|probe| (probe.stage, probe.samples)).collect(), overheads })
+        let mut samples = Samples { overheads, ..Samples::default() };
+        for probe in probes {
+            samples.add(probe.stage.number(), probe.samples);
+        }
+        Ok(samples)
     }
 }
 
@@ -214,6 +228,11 @@ struct Sample {
 enum Kind {
     Forward,
     Backward,
+    BackwardInput,
+    BackwardWeight,
+    /// Of a microbatch in so many slices, one of them.
+    SliceForward(u16, u16),
+    SliceBackward(u16, u16),
     Optimizer,
 }
 
@@ -241,6 +260,19 @@ impl StageSamples {
         sizes.get(sizes.len() / 2).copied().unwrap_or(0)
     }
 
+    /// What a task leaves behind, beside what it needs only while it runs and what it gives on \[B\].
+    fn left(&self, kind: Kind) -> u64 {
+        self.bytes(kind, |[before, _, after]| after.saturating_sub(*before))
+    }
+
+    fn workspace_after(&self, kind: Kind) -> u64 {
+        self.bytes(kind, |[_, peak, after]| peak.saturating_sub(*after))
+    }
+
+    fn workspace_before(&self, kind: Kind) -> u64 {
+        self.bytes(kind, |[before, peak, _]| peak.saturating_sub(*before))
+    }
+
     fn slowdown(&self) -> Option<(usize, f64)> {
         let at_work = self.samples.iter().map(|s| s.at_work).max().filter(|n| *n > 1)?;
         let both = |together| self.time(Kind::Forward, together).median + self.time(Kind::Backward, together).median;
@@ -248,27 +280,62 @@ impl StageSamples {
     }
 
     fn costs(&self, stage: Stage, layout: &Layout<'_>) -> StageCosts {
-        let (first, last) = (stage == Stage::new(0), stage == layout.placement.last());
+        let (first, last) = (layout.placement.is_first(stage), layout.placement.is_last(stage));
         let hidden_bytes = layout.hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;
         let tokens = layout.hidden.iter().take(2).map(|n| *n as u64).product::<u64>();
-        let kept = self.bytes(Kind::Forward, |[before, _, after]| after.saturating_sub(*before));
-        let logits = if last { (tokens * layout.vocab * FP32).min(kept) } else { 0 };
-        let over = self.bytes(Kind::Backward, |[before, peak, _]| peak.saturating_sub(*before));
+        let kept = self.left(Kind::Forward);
+        let logits = |kept: u64| if last { (tokens * layout.vocab * FP32).min(kept) } else { 0 };
+        // The gradient of the input is a buffer of its own.
+        let input_gradient = if first { 0 } else { hidden_bytes };
         let layers = layout.layers.get(stage.index()).copied().unwrap_or_default();
+        let activations = kept - logits(kept);
+        let split = layout.split.then(|| {
+            // Before I there are what F kept and the gradient of the output, after it what W needs and the gradient of
+            // the input.
+            let output_gradient = if last { 0 } else { hidden_bytes };
+            let grown = self.left(Kind::BackwardInput);
+            let freed = self.bytes(Kind::BackwardInput, |[before, _, after]| before.saturating_sub(*after));
+            let kept = (kept + output_gradient + grown).saturating_sub(freed + input_gradient);
+            let added = kept.saturating_sub(activations);
+            SplitCosts {
+                backward_input: self.time(Kind::BackwardInput, false),
+                backward_weight: self.time(Kind::BackwardWeight, false),
+                kept,
+                input_workspace: self.workspace_before(Kind::BackwardInput).saturating_sub(input_gradient + added),
+                weight_workspace: self.workspace_before(Kind::BackwardWeight),
+            }
+        });
+        let sliced = layout.slices.iter().map(|k| {
+            let (forward, backward) = (|j| Kind::SliceForward(*k, j), |j| Kind::SliceBackward(*k, j));
+            let kept: u64 = (0..*k).map(|j| self.left(forward(j))).sum();
+            let gradient = |j| {
+                let share = slice_range(layout.hidden[1], *k, Microbatch::new(0).sliced(j)).len() as u64;
+                input_gradient / (layout.hidden[1] as u64).max(1) * share
+            };
+            let over = |j| self.workspace_before(backward(j)).saturating_sub(gradient(j));
+            SlicedCosts {
+                forward: (0..*k).map(|j| self.time(forward(j), false)).collect(),
+                backward: (0..*k).map(|j| self.time(backward(j), false)).collect(),
+                activations: kept - logits(kept),
+                forward_workspace: (0..*k).map(|j| self.workspace_after(forward(j))).max().unwrap_or(0),
+                backward_workspace: (0..*k).map(over).max().unwrap_or(0),
+            }
+        });
         StageCosts {
             layers: [layers.start, layers.end],
             forward: self.time(Kind::Forward, false),
             backward: self.time(Kind::Backward, false),
             optimizer: self.time(Kind::Optimizer, false),
-            activations: kept - logits,
-            logits,
-            forward_workspace: self.bytes(Kind::Forward, |[_, peak, after]| peak.saturating_sub(*after)),
-            // The gradient of the input is a buffer of its own.
-            backward_workspace: if first { over } else { over.saturating_sub(hidden_bytes) },
-            optimizer_workspace: self.bytes(Kind::Optimizer, |[before, peak, _]| peak.saturating_sub(*before)),
+            activations,
+            logits: logits(kept),
+            forward_workspace: self.workspace_after(Kind::Forward),
+            backward_workspace: self.workspace_before(Kind::Backward).saturating_sub(input_gradient),
+            optimizer_workspace: self.workspace_before(Kind::Optimizer),
             parameters: self.parameters * FP32,
             gradients: self.parameters * FP32,
             optimizer_state: self.state_bytes,
+            split,
+            sliced: sliced.collect(),
         }
     }
 }
@@ -303,8 +370,8 @@ impl<M: StageModule> Probe<M> {
             device: device.clone(),
             runner: StageRunner::new(module, optimizer),
             hidden: Tensor::random(layout.hidden, Distribution::Normal(0.0, 1.0), device),
-            first: stage == Stage::new(0),
-            last: stage == layout.placement.last(),
+            first: layout.placement.is_first(stage),
+            last: layout.placement.is_last(stage),
             samples: StageSamples { parameters, state_bytes, samples: Vec::new() },
         }
     }
@@ -315,45 +382,104 @@ impl<M: StageModule> Probe<M> {
         (self.samples.parameters + hidden) * FP32 + self.samples.state_bytes
     }
 
-    /// Some microbatches forward and backward and an optimizer step, with `at_work` ranks working.
+    /// Some microbatches each way and an optimizer step, with `at_work` ranks working.
     fn round<B: Batches + ?Sized>(
         &mut self,
+        layout: &Layout<'_>,
         batches: &B,
         round: u64,
         at_work: usize,
     ) -> Result<Vec<Sample>, TaskError> {
         let mut samples = Vec::new();
-        let mut note = |sample: Sample| samples.push(Sample { at_work, ..sample });
         // Two microbatches in flight, as in the steady state of 1F1B: with one alone, backward would find everything
         // that forward kept still in the caches.
         for next in 0..=MICROBATCHES {
             if next < MICROBATCHES {
-                let (sample, output) = self.timed(Kind::Forward, |probe| probe.forward(batches, round, next))?;
-                note(sample);
-                drop(output);
+                samples.push(self.forward(Kind::Forward, batches, round, Microbatch::new(next), 1)?);
             }
-            let Some(microbatch) = next.checked_sub(1) else { continue };
-            let gradient = (!self.last).then(|| self.hidden.clone() * 1e-4);
-            let (sample, _) = self.timed(Kind::Backward, |probe| probe.runner.backward(microbatch, gradient))?;
+            let Some(before) = next.checked_sub(1) else { continue };
+            let sample = self.backward(Kind::Backward, Microbatch::new(before), 1)?;
             // The first backward of a step also makes the gradient buffers; the schedule accounts for those apart.
-            if microbatch > 0 {
-                note(sample);
+            if before > 0 {
+                samples.push(sample);
             }
         }
-        let (sample, ()) = self.timed(Kind::Optimizer, |probe| probe.runner.step())?;
-        note(sample);
+        // W comes another microbatch later.
+        for next in (0..MICROBATCHES + 2).filter(|_| layout.split) {
+            if next < MICROBATCHES {
+                samples.push(self.forward(Kind::Forward, batches, round, Microbatch::new(next), 1)?);
+            }
+            if let Some(before) = next.checked_sub(1).filter(|before| *before < MICROBATCHES) {
+                samples.push(self.backward(Kind::BackwardInput, Microbatch::new(before), 1)?);
+            }
+            if let Some(before) = next.checked_sub(2).map(Microbatch::new) {
+                let run = |probe: &mut Self| probe.runner.backward_weight(before);
+                samples.push(self.timed(Kind::BackwardWeight, run)?.0);
+            }
+        }
+        for k in &layout.slices {
+            for next in 0..=MICROBATCHES {
+                for j in (0..*k).filter(|_| next < MICROBATCHES) {
+                    let slice = Microbatch::new(next).sliced(j);
+                    samples.push(self.forward(Kind::SliceForward(*k, j), batches, round, slice, *k)?);
+                }
+                let Some(before) = next.checked_sub(1).map(Microbatch::new) else { continue };
+                for j in (0..*k).rev() {
+                    samples.push(self.backward(Kind::SliceBackward(*k, j), before.sliced(j), *k)?);
+                }
+            }
+        }
+        samples.push(self.timed(Kind::Optimizer, |probe| probe.runner.step())?.0);
+        samples.iter_mut().for_each(|sample| sample.at_work = at_work);
         Ok(samples)
     }
 
-    fn forward<B: Batches + ?Sized>(&mut self, batches: &B, round: u64, microbatch: u32) -> Result<Output, TaskError> {
-        let batch = (self.first || self.last).then(|| batches.microbatch(round, microbatch, &self.device));
-        let (tokens, targets) = batch.map_or((None, None), |(x, y)| (Some(x), Some(y)));
-        let input = match tokens.filter(|_| self.first) {
-            Some(tokens) => Input::Tokens(tokens),
-            None => Input::Hidden(self.hidden.clone()),
+    /// F of a microbatch, or of one of its `slices`.
+    fn forward<B: Batches + ?Sized>(
+        &mut self,
+        kind: Kind,
+        batches: &B,
+        round: u64,
+        microbatch: Microbatch,
+        slices: u16,
+    ) -> Result<Sample, TaskError> {
+        let hidden = self.hidden_of(microbatch, slices);
+        let run = |probe: &mut Self| {
+            let (mut tokens, mut targets, mut start) = (None, None, 0);
+            if probe.first || probe.last {
+                let (x, y) = batches.microbatch(round, microbatch.number(), &probe.device);
+                let seen = slice_range(x.dims()[1], slices, microbatch);
+                start = seen.start;
+                tokens = probe.first.then(|| cut(x, &seen));
+                targets = probe.last.then(|| cut(y, &seen));
+            }
+            let input = match tokens {
+                Some(tokens) => Input::Tokens(tokens, start),
+                None => Input::Hidden(hidden),
+            };
+            probe.runner.forward(microbatch, input, targets, batches.step_tokens(MICROBATCHES))
         };
-        let all = batches.step_tokens(MICROBATCHES);
-        self.runner.forward(microbatch, input, targets.filter(|_| self.last), all)
+        // The output goes to the next stage, its data stays on the tape.
+        Ok(self.timed(kind, run)?.0)
+    }
+
+    /// B or I of a microbatch, or of one of its `slices`.
+    fn backward(&mut self, kind: Kind, microbatch: Microbatch, slices: u16) -> Result<Sample, TaskError> {
+        let gradient = (!self.last).then(|| self.hidden_of(microbatch, slices) * 1e-4);
+        let run = |probe: &mut Self| match kind {
+            Kind::BackwardInput => probe.runner.backward_input(microbatch, gradient),
+            _ => probe.runner.backward(microbatch, gradient),
+        };
+        Ok(self.timed(kind, run)?.0)
+    }
+
+    /// What stands for the input of a microbatch, or of one of its `slices`, in memory of its own.
+    fn hidden_of(&self, microbatch: Microbatch, slices: u16) -> Tensor<3> {
+        let [b, s, h] = self.hidden.dims();
+        match slice_range(s, slices, microbatch) {
+            range if range.len() == s => self.hidden.clone(),
+            range => self.hidden.clone().slice([0..b, range, 0..h]) * 1.0,
+        }
     }
 
     fn timed<R>(
@@ -383,7 +509,7 @@ pub fn message(hidden: [usize; 3], devices: &[Device; 2], rounds: u32) -> Result
         Err(_) => return Ok(MessageCosts::default()),
     };
     let [near, far] = ends;
-    let tag = |step| Tag { kind: MessageKind::Activation, stage: 0, microbatch: 0, step };
+    let tag = |step| Tag { kind: MessageKind::Activation, stage: Stage::new(0), microbatch: None, step };
     let timeout = Duration::from_secs(60);
     let rounds = u64::from(rounds);
     let bytes = hidden.iter().map(|n| *n as u64).product::<u64>() * FP32;

@@ -10,7 +10,7 @@ use crate::stage_module::StageModule;
 use crate::worker::Batches;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Device;
-use pipewright_ir::ids::Rank;
+use pipewright_ir::ids::{Microbatch, Rank};
 
 /// What the reference gave.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +19,8 @@ pub struct Reference {
     pub losses: Vec<f64>,
     /// Gradients of the steps that were kept, a tied embedding once.
     pub gradients: Vec<Named>,
-    /// Parameters after the last step that was kept.
-    pub parameters: Named,
+    /// Parameters after each of the steps that were kept.
+    pub parameters: Vec<Named>,
     /// Wall time of each step, gradients not yet copied out \[s\].
     pub step_seconds: Vec<f64>,
 }
@@ -34,7 +34,7 @@ pub struct Options {
     pub steps: u64,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// Gradients are kept of the first `keep` steps, and the parameters after them.
+    /// Gradients are kept of the first `keep` steps, and the parameters after each of them.
     pub keep: u64,
 }
 
@@ -43,10 +43,27 @@ pub struct Options {
 /// # Errors
 /// A loss that is not finite.
 pub fn train<M: StageModule>(
+    module: M,
+    device: &Device,
+    batches: &(impl Batches + ?Sized),
+    options: &Options,
+    on_step: &mut dyn FnMut(u64, f64),
+) -> Result<Reference, RunError> {
+    follow(module, device, batches, options, &[], on_step)
+}
+
+/// As [`train`], but every step after the first starts from the parameters that a run had after the step before it,
+/// `after`. So each step is compared from one and the same start, whatever the steps before it made of roundings: AdamW
+/// divides a gradient by its size, and moves a parameter whose gradient is itself no larger than a rounding as far as any.
+///
+/// # Errors
+/// A loss that is not finite.
+pub fn follow<M: StageModule>(
     mut module: M,
     device: &Device,
     batches: &(impl Batches + ?Sized),
     options: &Options,
+    after: &[Named],
     on_step: &mut dyn FnMut(u64, f64),
 ) -> Result<Reference, RunError> {
     // Data has no tape, as in a run.
@@ -55,15 +72,19 @@ pub fn train<M: StageModule>(
     let mut optimizer = Optimizer::new(options.optimizer);
     let mut reference = Reference::default();
     for step in 0..options.steps {
+        let before = step.checked_sub(1).and_then(|step| usize::try_from(step).ok());
+        if let Some(named) = before.and_then(|step| after.get(step)) {
+            module = parameters::with_parameters(module, named);
+        }
         let begin = std::time::Instant::now();
         let mut accumulator = GradientsAccumulator::new();
         let mut total = 0.0;
         for microbatch in 0..options.microbatches {
             let (x, y) = batches.microbatch(step, microbatch, &device);
-            let loss = module.loss(module.forward(module.embed(x)), y) / tokens as f32;
+            let loss = module.loss(module.forward(module.embed(x, 0)), y) / tokens as f32;
             let value = loss.clone().inner().into_scalar::<f32>();
             if !value.is_finite() {
-                let reason = TaskError::NotFinite { microbatch, loss: value };
+                let reason = TaskError::NotFinite { microbatch: Microbatch::new(microbatch), loss: value };
                 return Err(RunError::Task {
                     rank: Rank(0),
                     task: format!("F of microbatch {microbatch}"),
@@ -83,8 +104,8 @@ pub fn train<M: StageModule>(
         module = optimizer.step(module, grads);
         reference.step_seconds.push((computed + begin.elapsed()).as_secs_f64());
         reference.losses.push(total);
-        if step + 1 == options.keep {
-            reference.parameters = parameters::parameters_by_name(&module);
+        if step < options.keep {
+            reference.parameters.push(parameters::parameters_by_name(&module));
         }
         on_step(step, total);
     }

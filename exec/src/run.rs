@@ -33,7 +33,7 @@ pub struct RunOptions {
     pub steps: u64,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// Whether every gradient of every step and the final parameters are kept, for comparison.
+    /// Whether every gradient and parameter of every step is kept, for comparison.
     pub keep_gradients: bool,
     /// How long a rank waits for a message before it gives the run up.
     pub timeout: Duration,
@@ -48,10 +48,11 @@ pub struct Run {
     pub losses: Vec<f64>,
     /// When every task ran, with counted memory where the binary counts it.
     pub timeline: Timeline,
-    /// Each step's gradients, where they were kept: a tied embedding appears once for each copy.
+    /// Each step's gradients, where they were kept: what lives on several ranks (a tied embedding, a stage with a copy in
+    /// the other pipe) appears once for each copy.
     pub gradients: Vec<Named>,
-    /// Parameters after the last step, where they were kept.
-    pub parameters: Named,
+    /// Parameters after each step, where they were kept, each copy as with the gradients.
+    pub parameters: Vec<Named>,
 }
 
 impl Run {
@@ -68,6 +69,7 @@ struct StepReport {
     loss: Option<f64>,
     notes: Vec<Note>,
     gradients: Named,
+    parameters: Named,
 }
 
 /// Builds the part of the model that a stage holds, on a rank's (autodiff) device.
@@ -102,29 +104,27 @@ pub fn run<M: StageModule>(
     let first_error = Mutex::new(None);
     let (reports, inbox) = channel::<StepReport>();
     let mut collected = Collected::new(schedule, options);
-    let mut parameters: Vec<Named> = Vec::new();
     std::thread::scope(|scope| {
-        let mut handles = Vec::new();
         for (transport, device) in mesh(ranks).into_iter().zip(devices) {
             let (rank, abort, reports) = (transport.rank(), transport.abort_handle(), reports.clone());
             let (context, gate, first_error) = (&context, &gate, &first_error);
-            handles.push(scope.spawn(move || {
+            scope.spawn(move || {
                 let work = || work(context, gate, transport, device, build, options, &reports);
                 let result = catch_unwind(AssertUnwindSafe(work))
                     .unwrap_or_else(|panic| Err(RunError::Panic { rank, message: panic_message(panic.as_ref()) }));
-                result.map_err(|error| end_run(&abort, rank, error, first_error)).unwrap_or_default()
-            }));
+                if let Err(error) = result {
+                    end_run(&abort, rank, error, first_error);
+                }
+            });
         }
         drop(reports);
         for report in inbox {
             collected.add(report, on_step);
         }
-        // A worker catches its own panics, so joining cannot fail.
-        parameters.extend(handles.into_iter().filter_map(|handle| handle.join().ok()));
     });
     match first_error.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(collected.finish(parameters.into_iter().flatten().collect())),
+        None => Ok(collected.finish()),
     }
 }
 
@@ -158,7 +158,7 @@ fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
     build: &impl Build<M>,
     options: &RunOptions,
     reports: &Sender<StepReport>,
-) -> Result<Named, RunError> {
+) -> Result<(), RunError> {
     let (rank, abort) = (transport.rank(), transport.abort_handle());
     let _charged = memory::enter_rank(rank);
     let foreign = memory::live(memory::slot_of(rank));
@@ -175,23 +175,24 @@ fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
         let failed = |Failure { task, reason }| RunError::Task { rank, task: task.to_string(), step, reason };
         worker.run_step(step).map_err(failed)?;
         tracing::debug!(rank = rank.0, step, tasks = worker.notes.len(), loss = worker.loss, "step done");
+        let mut parameters = Named::new();
+        if options.keep_gradients {
+            for runner in worker.stages.values() {
+                parameters.extend(runner.module().map(parameters::parameters_by_name).unwrap_or_default());
+            }
+        }
         let report = StepReport {
             rank,
             step,
             loss: worker.loss,
             notes: worker.notes.clone(),
             gradients: std::mem::take(&mut worker.gradients),
+            parameters,
         };
         // The receiver outlives all workers.
         let _ = reports.send(report);
     }
-    let mut named = Named::new();
-    if options.keep_gradients {
-        for runner in worker.stages.values() {
-            named.extend(runner.module().map(parameters::parameters_by_name).unwrap_or_default());
-        }
-    }
-    Ok(named)
+    Ok(())
 }
 
 /// Puts the reports of all ranks together.
@@ -200,8 +201,10 @@ struct Collected {
     tasks: usize,
     spans: Vec<Span>,
     memory: Vec<MemorySample>,
-    losses: Vec<f64>,
+    /// What the ranks with a last stage have of each step's loss.
+    losses: Vec<BTreeMap<Rank, f64>>,
     gradients: Vec<BTreeMap<Rank, Named>>,
+    parameters: Vec<BTreeMap<Rank, Named>>,
     reported: Vec<usize>,
     next: usize,
 }
@@ -210,6 +213,7 @@ impl Collected {
     fn new(schedule: &Schedule, options: &RunOptions) -> Self {
         let steps = usize::try_from(options.steps).unwrap_or(usize::MAX);
         let tasks = schedule.len();
+        let kept = || if options.keep_gradients { vec![BTreeMap::new(); steps] } else { Vec::new() };
         Self {
             ranks: schedule.ranks(),
             tasks,
@@ -219,8 +223,9 @@ impl Collected {
             } else {
                 Vec::new()
             },
-            losses: vec![0.0; steps],
-            gradients: if options.keep_gradients { vec![BTreeMap::new(); steps] } else { Vec::new() },
+            losses: vec![BTreeMap::new(); steps],
+            gradients: kept(),
+            parameters: kept(),
             reported: vec![0; steps],
             next: 0,
         }
@@ -238,23 +243,34 @@ impl Collected {
             }
         }
         if let (Some(slot), Some(loss)) = (self.losses.get_mut(step), report.loss) {
-            *slot = loss;
+            slot.insert(report.rank, loss);
         }
         if let Some(gradients) = self.gradients.get_mut(step) {
             gradients.insert(report.rank, report.gradients);
+        }
+        if let Some(parameters) = self.parameters.get_mut(step) {
+            parameters.insert(report.rank, report.parameters);
         }
         if let Some(count) = self.reported.get_mut(step) {
             *count += 1;
         }
         while self.reported.get(self.next) == Some(&self.ranks) {
-            on_step(self.next as u64, self.losses[self.next]);
+            on_step(self.next as u64, sum(&self.losses[self.next]));
             self.next += 1;
         }
     }
 
-    fn finish(self, parameters: Named) -> Run {
+    fn finish(self) -> Run {
         let timeline = Timeline { source: Source::Measured, tasks: self.tasks, spans: self.spans, memory: self.memory };
-        let gradients = self.gradients.into_iter().map(|by_rank| by_rank.into_values().flatten().collect()).collect();
-        Run { losses: self.losses, timeline, gradients, parameters }
+        let joined = |steps: Vec<BTreeMap<Rank, Named>>| {
+            steps.into_iter().map(|by_rank| by_rank.into_values().flatten().collect()).collect()
+        };
+        let (gradients, parameters) = (joined(self.gradients), joined(self.parameters));
+        Run { losses: self.losses.iter().map(sum).collect(), timeline, gradients, parameters }
     }
+}
+
+/// In the order of the ranks, not of their reports.
+fn sum(losses: &BTreeMap<Rank, f64>) -> f64 {
+    losses.values().sum()
 }

@@ -3,21 +3,26 @@
 //! One law: plain tensors in, plain tensors out. Autodiff lives inside a stage, from a fresh leaf to the stage's own
 //! output, and never sees a message.
 //!
-//! Shapes: `B` sequences, `S` tokens, `H` hidden size.
+//! B adds a microbatch's weight gradients to the step's at once. I leaves them to W: what W computes them from waits in a
+//! store of the stage, a microbatch (or slice) an entry. W runs what B would have run on the same tensors, so the sums
+//! are the same bits wherever the W of a stage run in the order in which its B would.
+//!
+//! Shapes: `B` sequences, `S` tokens (of a slice, its tokens), `H` hidden size.
 
-use crate::autodiff::backward_from;
+use crate::autodiff::{WeightGradients, backward_from, deferring};
 use crate::error::TaskError;
 use crate::optimizer::{Optimizer, OptimizerConfig};
 use crate::parameters::{self, TOKEN_EMBEDDING};
 use crate::stage_module::StageModule;
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
+use pipewright_ir::ids::Microbatch;
 use std::collections::BTreeMap;
 
 /// What a stage computes on.
 pub(crate) enum Input {
-    /// Tokens `[B, S]`, on the first stage.
-    Tokens(Tensor<2, Int>),
+    /// Tokens `[B, S]` and the position of the first of them, on the first stage.
+    Tokens(Tensor<2, Int>, usize),
     /// The output of the stage before, `[B, S, H]`, plain.
     Hidden(Tensor<3>),
 }
@@ -50,7 +55,11 @@ pub(crate) struct StageRunner<M: StageModule> {
     accumulator: GradientsAccumulator<M>,
     /// Set when the step's gradients are complete.
     complete: Option<GradientsParams>,
-    kept: BTreeMap<u32, Kept>,
+    kept: BTreeMap<Microbatch, Kept>,
+    /// What I left for W: gradients of burn's own operations, and those still to be computed.
+    deferred: BTreeMap<Microbatch, (GradientsParams, WeightGradients)>,
+    /// What slices know of each other, by the number of their microbatch.
+    caches: BTreeMap<u32, M::Cache>,
 }
 
 impl<M: StageModule> StageRunner<M> {
@@ -61,6 +70,8 @@ impl<M: StageModule> StageRunner<M> {
             accumulator: GradientsAccumulator::new(),
             complete: None,
             kept: BTreeMap::new(),
+            deferred: BTreeMap::new(),
+            caches: BTreeMap::new(),
         }
     }
 
@@ -68,24 +79,27 @@ impl<M: StageModule> StageRunner<M> {
         self.module.as_ref().ok_or(TaskError::Missing("the module"))
     }
 
-    /// F of one microbatch. With `targets` `[B, S]` this is the last stage, and the loss is the sum over its tokens
+    /// F of one microbatch or slice. With `targets` `[B, S]` this is the last stage, and the loss is the sum over its tokens
     /// divided by `tokens`, all tokens of the step.
     pub(crate) fn forward(
         &mut self,
-        microbatch: u32,
+        microbatch: Microbatch,
         input: Input,
         targets: Option<Tensor<2, Int>>,
         tokens: u64,
     ) -> Result<Output, TaskError> {
-        let module = self.module()?;
+        let module = self.module.as_ref().ok_or(TaskError::Missing("the module"))?;
         let (leaf, hidden) = match input {
-            Input::Tokens(tokens) => (None, module.embed(tokens)),
+            Input::Tokens(tokens, start) => (None, module.embed(tokens, start)),
             Input::Hidden(plain) => {
                 let leaf = plain.autodiff().require_grad();
                 (Some(leaf.clone()), leaf)
             }
         };
-        let hidden = module.forward(hidden);
+        let hidden = match microbatch.slice() {
+            None => module.forward(hidden),
+            Some(_) => module.forward_slice(hidden, self.caches.entry(microbatch.number()).or_default())?,
+        };
         let (end, output) = match targets {
             Some(targets) => {
                 let loss = module.loss(hidden, targets) / tokens as f32;
@@ -104,13 +118,44 @@ impl<M: StageModule> StageRunner<M> {
         Ok(output)
     }
 
-    /// B of one microbatch: adds to the stage's gradients and gives the gradient of its input `[B, S, H]`, if it has
-    /// one. `gradient` is that of its output; the last stage starts from its own loss.
+    /// B of one microbatch or slice: adds to the stage's gradients and gives the gradient of its input `[B, S, H]`, if
+    /// it has one. `gradient` is that of its output; the last stage starts from its own loss.
     pub(crate) fn backward(
         &mut self,
-        microbatch: u32,
+        microbatch: Microbatch,
         gradient: Option<Tensor<3>>,
     ) -> Result<Option<Tensor<3>>, TaskError> {
+        let (input, grads) = self.walk_back(microbatch, gradient)?;
+        self.accumulate(grads)?;
+        Ok(input)
+    }
+
+    /// I of one microbatch or slice: as [`StageRunner::backward`], but the weight gradients wait for W.
+    pub(crate) fn backward_input(
+        &mut self,
+        microbatch: Microbatch,
+        gradient: Option<Tensor<3>>,
+    ) -> Result<Option<Tensor<3>>, TaskError> {
+        let (walked, later) = deferring(|| self.walk_back(microbatch, gradient));
+        let (input, grads) = walked?;
+        self.deferred.insert(microbatch, (grads, later));
+        Ok(input)
+    }
+
+    /// W of one microbatch or slice: computes the weight gradients that its I put off and adds them to the stage's.
+    pub(crate) fn backward_weight(&mut self, microbatch: Microbatch) -> Result<(), TaskError> {
+        let missing = TaskError::Missing("the input gradient of this microbatch");
+        let (mut grads, later) = self.deferred.remove(&microbatch).ok_or(missing)?;
+        later.compute(&mut grads);
+        self.accumulate(grads)
+    }
+
+    /// The gradient of the input, and those of the weights as far as the tape gives them.
+    fn walk_back(
+        &mut self,
+        microbatch: Microbatch,
+        gradient: Option<Tensor<3>>,
+    ) -> Result<(Option<Tensor<3>>, GradientsParams), TaskError> {
         let kept = self.kept.remove(&microbatch).ok_or(TaskError::Missing("the forward of this microbatch"))?;
         let mut grads = match kept.end {
             End::Loss(loss) => loss.backward(),
@@ -119,9 +164,31 @@ impl<M: StageModule> StageRunner<M> {
             }
         };
         let input = kept.leaf.and_then(|leaf| leaf.grad_remove(&mut grads));
+        if microbatch.slice() == Some(0) {
+            // The first slice is the last to come back.
+            self.caches.remove(&microbatch.number());
+        }
+        Ok((input, GradientsParams::from_grads(grads, self.module()?)))
+    }
+
+    fn accumulate(&mut self, grads: GradientsParams) -> Result<(), TaskError> {
         let module = self.module.as_ref().ok_or(TaskError::Missing("the module"))?;
-        self.accumulator.accumulate(module, GradientsParams::from_grads(grads, module));
-        Ok(input)
+        self.accumulator.accumulate(module, grads);
+        Ok(())
+    }
+
+    /// Every gradient of the step one behind the other, in the order of a module visit.
+    pub(crate) fn flat_gradients(&mut self) -> Result<Vec<f32>, TaskError> {
+        self.finish_gradients();
+        let grads = self.complete.as_ref().ok_or(TaskError::Missing("the gradients of the step"))?;
+        Ok(parameters::flat_gradients(self.module()?, grads))
+    }
+
+    /// Puts the sums over both copies of the stage in their places.
+    pub(crate) fn set_flat_gradients(&mut self, sums: &[f32], device: &Device) -> Result<(), TaskError> {
+        let grads = self.complete.as_mut().ok_or(TaskError::Missing("the gradients of the step"))?;
+        let module = self.module.as_ref().ok_or(TaskError::Missing("the module"))?;
+        Ok(parameters::set_flat_gradients(module, grads, sums, device)?)
     }
 
     /// The gradient of the token embedding `[V, H]` of this step.

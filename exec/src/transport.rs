@@ -4,7 +4,7 @@
 //! machines can stand in for the one over threads.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use pipewright_ir::ids::Rank;
+use pipewright_ir::ids::{Microbatch, Rank, Stage};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ pub enum MessageKind {
     Activation,
     /// The gradient of a stage's input, on its way to the stage before.
     Gradient,
+    /// All gradients of a stage, to be summed with those of its copy in the other pipe.
+    StageGradients,
     /// The gradient of a tied embedding, to be summed with its other copy.
     TiedGradient,
 }
@@ -27,6 +29,7 @@ impl fmt::Display for MessageKind {
         f.write_str(match self {
             Self::Activation => "activation",
             Self::Gradient => "gradient",
+            Self::StageGradients => "gradients",
             Self::TiedGradient => "tied gradient",
         })
     }
@@ -38,9 +41,9 @@ pub struct Tag {
     /// What is carried.
     pub kind: MessageKind,
     /// The stage that made it.
-    pub stage: u32,
-    /// The microbatch it belongs to (0 for a tied gradient).
-    pub microbatch: u32,
+    pub stage: Stage,
+    /// The microbatch of the stage's pipe, or the slice of one, that it belongs to; none where it belongs to a step.
+    pub microbatch: Option<Microbatch>,
     /// The training step.
     pub step: u64,
 }
@@ -48,7 +51,9 @@ pub struct Tag {
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, stage, microbatch, step } = self;
-        write!(f, "{kind} of stage {stage}, microbatch {microbatch}, step {step}")
+        write!(f, "{kind} of stage {stage}, ")?;
+        microbatch.map_or(Ok(()), |microbatch| write!(f, "microbatch {microbatch}, "))?;
+        write!(f, "step {step}")
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::data::TextData;
 use crate::error::TaskError;
 use crate::memory;
+use crate::parameters::ParameterError;
 use crate::stage_module::StageModule;
 use crate::stage_runner::{Input, Output, StageRunner};
 use crate::transport::{MessageKind, Payload, Tag, Transport};
@@ -15,6 +16,7 @@ use pipewright_ir::ids::{Microbatch, Rank, Stage, TaskId};
 use pipewright_ir::schedule::Schedule;
 use pipewright_ir::timeline::{MemorySample, Span};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Where the microbatches of a step come from. Shapes `[B, S]`.
@@ -84,7 +86,7 @@ pub(crate) struct Worker<'a, M: StageModule, T: Transport, B: Batches + ?Sized> 
     gradient: BTreeMap<(Stage, Microbatch), Tensor<3>>,
     /// What is to be sent, by the stage that made it.
     outgoing: BTreeMap<(MessageKind, Stage, Microbatch), Tensor<3>>,
-    /// Sum of the losses of the step's microbatches; only the last stage's rank has one.
+    /// Sum of the losses of the step's microbatches; only the rank of a last stage has one.
     pub(crate) loss: Option<f64>,
     pub(crate) gradients: Vec<(String, Vec<f32>)>,
     pub(crate) notes: Vec<Note>,
@@ -133,7 +135,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
                 continue;
             }
             self.take_inputs(action).map_err(|(task, reason)| Failure { task, reason })?;
-            if action.op == Op::ReduceTied {
+            if action.op.is_collective() {
                 // A collective runs beside compute: whoever needs its result waits for it.
                 self.begin_reduction(action).map_err(|reason| Failure { task: action, reason })?;
                 self.reductions.push((id, action));
@@ -164,10 +166,14 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let receive = match action.op {
             Op::Forward => Op::RecvForward,
             Op::FullBackward | Op::BackwardInput => Op::RecvBackward,
+            // The copies of a tied embedding are summed after those of their stages.
+            Op::ReduceTied if self.reductions.iter().any(|(_, a)| a.op == Op::ReduceGrad) => {
+                return self.finish_reductions();
+            }
             Op::OptimizerStep => return self.finish_reductions(),
             _ => return Ok(()),
         };
-        let wanted = Action { op: receive, ..action };
+        let wanted = Action { op: receive, joins_previous: false, ..action };
         let schedule = self.context.schedule;
         let Some((last, _)) = self.pending.iter().copied().find(|(_, a)| *a == wanted) else { return Ok(()) };
         let queue = schedule.task(last).queue();
@@ -190,7 +196,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             _ => (MessageKind::Gradient, context.schedule.placement().next(action.stage)),
         };
         let maker = maker.ok_or(TaskError::Missing("the stage at the other end of a message"))?;
-        let tag = Tag { kind, stage: maker.number(), microbatch: microbatch.number(), step: self.step };
+        let tag = Tag { kind, stage: maker, microbatch: Some(microbatch), step: self.step };
         let ready = Instant::now();
         let (tensor, sent) = self.noted(id, |worker| {
             let received = worker.transport.receive(from, tag, context.timeout)?;
@@ -208,29 +214,38 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
     fn run_task(&mut self, action: Action) -> Result<(), TaskError> {
         match action.op {
             Op::Forward => self.forward(action),
-            Op::FullBackward => self.backward(action),
+            Op::FullBackward | Op::BackwardInput => self.backward(action),
+            Op::BackwardWeight => {
+                let (stage, microbatch) = place(action)?;
+                self.runner(stage)?.backward_weight(microbatch)
+            }
             Op::SendForward => self.send(action, MessageKind::Activation),
             Op::SendBackward => self.send(action, MessageKind::Gradient),
             Op::OptimizerStep => self.optimizer_step(action.stage),
-            Op::BackwardInput | Op::BackwardWeight => Err(TaskError::Missing("a split backward in the executor")),
-            Op::RecvForward | Op::RecvBackward | Op::ReduceTied => Ok(()),
+            Op::RecvForward | Op::RecvBackward | Op::ReduceGrad | Op::ReduceTied => Ok(()),
         }
     }
 
     fn forward(&mut self, action: Action) -> Result<(), TaskError> {
         let (stage, microbatch) = place(action)?;
-        let placement = self.context.schedule.placement();
-        let (first, last) = (stage == Stage::new(0), stage == placement.last());
-        let batch =
-            (first || last).then(|| self.context.batches.microbatch(self.step, microbatch.number(), &self.device));
-        let (tokens, targets) = batch.map_or((None, None), |(tokens, targets)| (Some(tokens), Some(targets)));
-        let input = match tokens.filter(|_| first) {
-            Some(tokens) => Input::Tokens(tokens),
+        let schedule = self.context.schedule;
+        let placement = schedule.placement();
+        let (first, last) = (placement.is_first(stage), placement.is_last(stage));
+        let (mut tokens, mut targets, mut start) = (None, None, 0);
+        if first || last {
+            let sample = schedule.sample(stage, microbatch);
+            let (x, y) = self.context.batches.microbatch(self.step, sample, &self.device);
+            let seen = slice_range(x.dims()[1], schedule.cells().slices(), microbatch);
+            start = seen.start;
+            tokens = first.then(|| cut(x, &seen));
+            targets = last.then(|| cut(y, &seen));
+        }
+        let input = match tokens {
+            Some(tokens) => Input::Tokens(tokens, start),
             None => Input::Hidden(self.hidden.remove(&(stage, microbatch)).ok_or(TaskError::Missing("the input"))?),
         };
-        let all_tokens = self.context.batches.step_tokens(self.context.schedule.microbatches());
-        let runner = self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))?;
-        match runner.forward(microbatch.number(), input, targets.filter(|_| last), all_tokens)? {
+        let all_tokens = self.context.batches.step_tokens(schedule.microbatches());
+        match self.runner(stage)?.forward(microbatch, input, targets, all_tokens)? {
             Output::Loss(loss) => *self.loss.get_or_insert(0.0) += f64::from(loss),
             Output::Hidden(hidden) => match placement.next(stage) {
                 Some(next) if placement.rank_of(next) == Some(self.rank) => {
@@ -244,11 +259,15 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         Ok(())
     }
 
+    /// B or I.
     fn backward(&mut self, action: Action) -> Result<(), TaskError> {
         let (stage, microbatch) = place(action)?;
         let gradient = self.gradient.remove(&(stage, microbatch));
-        let runner = self.stages.get_mut(&stage).ok_or(TaskError::Missing("the stage"))?;
-        let input = runner.backward(microbatch.number(), gradient)?;
+        let runner = self.runner(stage)?;
+        let input = match action.op {
+            Op::BackwardInput => runner.backward_input(microbatch, gradient)?,
+            _ => runner.backward(microbatch, gradient)?,
+        };
         let placement = self.context.schedule.placement();
         if let (Some(input), Some(previous)) = (input, placement.previous(stage)) {
             if placement.rank_of(previous) == Some(self.rank) {
@@ -267,52 +286,82 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let to = to.and_then(|s| placement.rank_of(s)).ok_or(TaskError::Missing("the peer of a message"))?;
         let tensor =
             self.outgoing.remove(&(kind, stage, microbatch)).ok_or(TaskError::Missing("the tensor to send"))?;
-        let tag = Tag { kind, stage: stage.number(), microbatch: microbatch.number(), step: self.step };
+        let tag = Tag { kind, stage, microbatch: Some(microbatch), step: self.step };
         Ok(self.transport.send(to, tag, Payload::from_tensor(tensor)?)?)
     }
 
-    /// Sends this rank's part of the tied gradient, where the other copy lives elsewhere.
+    /// Sends this rank's part of a reduction, where the other part lives elsewhere.
     fn begin_reduction(&mut self, action: Action) -> Result<(), TaskError> {
-        if let Some((peer, _)) = self.other_copy(action.stage) {
-            let own = self.runner(action.stage)?.tied_gradient()?;
-            self.transport.send(peer, self.tied_tag(action.stage), Payload::from_tensor(own)?)?;
+        let (_, peer) = self.partner(action)?;
+        if peer == self.rank {
+            return Ok(());
         }
-        Ok(())
+        let runner = self.runner(action.stage)?;
+        let own = match action.op {
+            Op::ReduceGrad => {
+                let values = runner.flat_gradients()?;
+                Payload::new(vec![values.len()], values)?
+            }
+            _ => Payload::from_tensor(runner.tied_gradient()?)?,
+        };
+        Ok(self.transport.send(peer, self.reduction_tag(action.op, action.stage), own)?)
     }
 
     fn finish_reductions(&mut self) -> Result<(), (Action, TaskError)> {
         for (id, action) in std::mem::take(&mut self.reductions) {
-            self.noted(id, |worker| worker.reduce_tied(action)).map_err(|reason| (action, reason))?;
+            self.noted(id, |worker| worker.reduce(action)).map_err(|reason| (action, reason))?;
         }
         Ok(())
     }
 
-    /// Sums the gradients of both copies of the tied embedding, first stage's plus last stage's on every rank, so that
-    /// both copies get the same bits.
-    fn reduce_tied(&mut self, action: Action) -> Result<(), TaskError> {
-        let placement = self.context.schedule.placement();
-        let (first, last) = (Stage::new(0), placement.last());
-        let Some((peer, other_stage)) = self.other_copy(action.stage) else {
-            let sum = self.runner(first)?.tied_gradient()? + self.runner(last)?.tied_gradient()?;
-            self.runner(last)?.set_tied_gradient(sum.clone())?;
-            return self.runner(first)?.set_tied_gradient(sum);
+    /// Sums the gradients of two stages and gives both the sum. Adding two numbers gives the same bits in either order,
+    /// so both ranks have the same sum.
+    fn reduce(&mut self, action: Action) -> Result<(), TaskError> {
+        let (stage, (partner, peer)) = (action.stage, self.partner(action)?);
+        let here = peer == self.rank;
+        let tag = self.reduction_tag(action.op, partner);
+        let received = (!here).then(|| self.transport.receive(peer, tag, self.context.timeout)).transpose()?;
+        let device = self.device.clone();
+        if action.op == Op::ReduceGrad {
+            let mut sum = self.runner(stage)?.flat_gradients()?;
+            let other = match received {
+                Some(received) => received.payload.values().to_vec(),
+                None => self.runner(partner)?.flat_gradients()?,
+            };
+            if sum.len() != other.len() {
+                return Err(ParameterError::Copies { own: sum.len(), other: other.len() }.into());
+            }
+            sum.iter_mut().zip(other).for_each(|(a, b)| *a += b);
+            if here {
+                self.runner(partner)?.set_flat_gradients(&sum, &device)?;
+            }
+            return self.runner(stage)?.set_flat_gradients(&sum, &device);
+        }
+        let other = match received {
+            Some(received) => received.payload.into_tensor::<2>(&device)?,
+            None => self.runner(partner)?.tied_gradient()?,
         };
-        let received = self.transport.receive(peer, self.tied_tag(other_stage), self.context.timeout)?;
-        let other = received.payload.into_tensor::<2>(&self.device)?;
-        let own = self.runner(action.stage)?.tied_gradient()?;
-        let sum = if action.stage == first { own + other } else { other + own };
-        self.runner(action.stage)?.set_tied_gradient(sum)
+        let sum = self.runner(stage)?.tied_gradient()? + other;
+        if here {
+            self.runner(partner)?.set_tied_gradient(sum.clone())?;
+        }
+        self.runner(stage)?.set_tied_gradient(sum)
     }
 
-    /// The rank and stage of the other copy of the tied embedding, if it is not here too.
-    fn other_copy(&self, stage: Stage) -> Option<(Rank, Stage)> {
+    /// The stage that a reduction sums with, and its rank.
+    fn partner(&self, action: Action) -> Result<(Stage, Rank), TaskError> {
         let placement = self.context.schedule.placement();
-        let other = if stage == Stage::new(0) { placement.last() } else { Stage::new(0) };
-        placement.rank_of(other).filter(|rank| *rank != self.rank).map(|rank| (rank, other))
+        let partner = match action.op {
+            Op::ReduceGrad => placement.copy_of(action.stage),
+            _ => placement.tied_partner(action.stage),
+        };
+        let found = partner.and_then(|stage| Some((stage, placement.rank_of(stage)?)));
+        found.ok_or(TaskError::Missing("the other copy of the gradients"))
     }
 
-    fn tied_tag(&self, stage: Stage) -> Tag {
-        Tag { kind: MessageKind::TiedGradient, stage: stage.number(), microbatch: 0, step: self.step }
+    fn reduction_tag(&self, op: Op, stage: Stage) -> Tag {
+        let kind = if op == Op::ReduceGrad { MessageKind::StageGradients } else { MessageKind::TiedGradient };
+        Tag { kind, stage, microbatch: None, step: self.step }
     }
 
     fn optimizer_step(&mut self, stage: Stage) -> Result<(), TaskError> {
@@ -334,6 +383,19 @@ pub(crate) fn synchronize(device: &Device) {
         // Whatever the device failed at comes back as an error or a panic where its result is read.
         tracing::debug!("the device could not be synchronised");
     }
+}
+
+/// The tokens of a slice among `tokens`, as even as can be, the extra ones first; all of a whole microbatch.
+pub(crate) fn slice_range(tokens: usize, slices: u16, microbatch: Microbatch) -> Range<usize> {
+    let (slices, slice) = (usize::from(slices.max(1)), usize::from(microbatch.slice().unwrap_or(0)));
+    let from = |slice: usize| slice * (tokens / slices) + slice.min(tokens % slices);
+    from(slice)..from(slice + 1)
+}
+
+/// Some columns of `[B, S]`.
+pub(crate) fn cut(tokens: Tensor<2, Int>, columns: &Range<usize>) -> Tensor<2, Int> {
+    let [b, s] = tokens.dims();
+    if columns.len() == s { tokens } else { tokens.slice([0..b, columns.clone()]) }
 }
 
 fn place(action: Action) -> Result<(Stage, Microbatch), TaskError> {

@@ -3,14 +3,16 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Int, Tensor};
+use pipewright_exec::autodiff::AutodiffError;
 use pipewright_exec::device::Device;
 use pipewright_exec::error::RunError;
 use pipewright_exec::optimizer::OptimizerConfig;
 use pipewright_exec::run::{RunOptions, run};
 use pipewright_exec::stage_module::StageModule;
 use pipewright_exec::worker::Batches;
-use pipewright_ir::ids::Stage;
-use pipewright_ir::passes::{add_optimizer_step, add_send_recv};
+use pipewright_ir::ids::{Pipe, Stage};
+use pipewright_ir::order::PipelineOrder;
+use pipewright_ir::passes::{add_gradient_reduction, add_optimizer_step, add_send_recv};
 use pipewright_ir::schedule::Draft;
 use pipewright_ir::schedules::{ScheduleParams, find};
 use pipewright_ir::workload::Workload;
@@ -32,7 +34,9 @@ struct Faulty {
 }
 
 impl StageModule for Faulty {
-    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    type Cache = ();
+
+    fn embed(&self, tokens: Tensor<2, Int>, _: usize) -> Tensor<3> {
         tokens.float().unsqueeze_dim::<3>(2) * self.scale.val().unsqueeze::<3>()
     }
 
@@ -41,6 +45,10 @@ impl StageModule for Faulty {
             std::thread::sleep(Duration::from_secs(3));
         }
         hidden * self.scale.val().unsqueeze::<3>()
+    }
+
+    fn forward_slice(&self, hidden: Tensor<3>, (): &mut ()) -> Result<Tensor<3>, AutodiffError> {
+        Ok(self.forward(hidden))
     }
 
     fn loss(&self, hidden: Tensor<3>, _: Tensor<2, Int>) -> Tensor<1> {
@@ -68,14 +76,25 @@ impl Batches for Ones {
 
 fn fail(fault: Fault, timeout: Duration) -> (RunError, Duration) {
     let order = find("1f1b").unwrap().order(&ScheduleParams::new(3, 4, 1)).unwrap();
-    let program = add_optimizer_step(add_send_recv(&order));
-    let schedule = Draft::lower(&program, &Workload::abstract_stages(3)).seal().unwrap();
+    fail_at(Stage::new(2), &order, fault, timeout)
+}
+
+/// Two pipes with split backwards; the last stage of the upward pipe, on rank 0, has the fault.
+fn fail_in_two_pipes(fault: Fault, timeout: Duration) -> RunError {
+    let csv = "0dF0,1uF0,1uI0,0dI0,1uW0,0dW0\n0uF0,1dF0,1dI0,0uI0,1dW0,0uW0\n";
+    let order = PipelineOrder::from_csv(csv, 2).unwrap();
+    fail_at(Stage::new(1).on(Pipe::Up), &order, fault, timeout).0
+}
+
+fn fail_at(at: Stage, order: &PipelineOrder, fault: Fault, timeout: Duration) -> (RunError, Duration) {
+    let program = add_optimizer_step(add_gradient_reduction(add_send_recv(order)));
+    let schedule = Draft::lower(&program, &Workload::abstract_stages(order.placement.stages())).seal().unwrap();
     let build = |stage: Stage, device: &Device| {
-        if fault == Fault::Build && stage.number() == 2 {
+        if fault == Fault::Build && stage == at {
             return Err("no such layer".to_owned());
         }
         let scale = Param::from_tensor(Tensor::<1>::from_floats([1.0], device).require_grad());
-        Ok(Faulty { scale, fault: if stage.number() == 2 { fault as u8 } else { u8::MAX } })
+        Ok(Faulty { scale, fault: if stage == at { fault as u8 } else { u8::MAX } })
     };
     let options = RunOptions {
         steps: 2,
@@ -85,7 +104,8 @@ fn fail(fault: Fault, timeout: Duration) -> (RunError, Duration) {
         count_memory: false,
     };
     let begin = Instant::now();
-    let error = run(&schedule, &vec![Device::flex(); 3], &build, &Ones, &options, &mut |_, _| {}).unwrap_err();
+    let error =
+        run(&schedule, &vec![Device::flex(); schedule.ranks()], &build, &Ones, &options, &mut |_, _| {}).unwrap_err();
     (error, begin.elapsed())
 }
 
@@ -120,4 +140,14 @@ fn a_stalled_peer_names_what_was_waited_for() {
 fn a_stage_that_cannot_be_built_names_the_stage() {
     let (error, _) = fail(Fault::Build, Duration::from_secs(60));
     assert!(error.to_string().contains("rank 2 could not build stage 2: no such layer"), "{error}");
+}
+
+#[test]
+fn faults_name_the_stage_s_pipe() {
+    let text = fail_in_two_pipes(Fault::NotFinite, Duration::from_secs(60)).to_string();
+    assert!(text.contains("rank 0") && text.contains("1uF0") && text.contains("NaN"), "{text}");
+    let text = fail_in_two_pipes(Fault::Stall, Duration::from_secs(1)).to_string();
+    assert!(text.contains("rank 1") && text.contains("0uRECV_B0") && text.contains("of stage 1u"), "{text}");
+    let error = fail_in_two_pipes(Fault::Panic, Duration::from_secs(60));
+    assert!(matches!(&error, RunError::Panic { rank, .. } if rank.0 == 0), "{error}");
 }

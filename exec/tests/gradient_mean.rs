@@ -5,6 +5,7 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Int, Tensor};
+use pipewright_exec::autodiff::AutodiffError;
 use pipewright_exec::device::Device;
 use pipewright_exec::optimizer::OptimizerConfig;
 use pipewright_exec::reference::{self, Reference};
@@ -33,13 +34,19 @@ impl Scalar {
 }
 
 impl StageModule for Scalar {
-    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    type Cache = ();
+
+    fn embed(&self, tokens: Tensor<2, Int>, _: usize) -> Tensor<3> {
         let w = self.w.as_ref().expect("the first stage has w").val();
         tokens.float().unsqueeze_dim::<3>(2) * w.unsqueeze::<3>()
     }
 
     fn forward(&self, hidden: Tensor<3>) -> Tensor<3> {
         hidden
+    }
+
+    fn forward_slice(&self, hidden: Tensor<3>, (): &mut ()) -> Result<Tensor<3>, AutodiffError> {
+        Ok(self.forward(hidden))
     }
 
     fn loss(&self, hidden: Tensor<3>, _: Tensor<2, Int>) -> Tensor<1> {

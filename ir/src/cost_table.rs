@@ -64,6 +64,60 @@ pub struct StageCosts {
     pub gradients: u64,
     /// Optimizer state \[B\].
     pub optimizer_state: u64,
+    /// The backward in two parts, I and W; measured where a schedule has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitCosts>,
+    /// The microbatch in sequence slices, one entry for each number of slices that a schedule has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sliced: Vec<SlicedCosts>,
+}
+
+/// Measured costs of a backward in two parts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SplitCosts {
+    /// I.
+    pub backward_input: Measured,
+    /// W.
+    pub backward_weight: Measured,
+    /// What a microbatch keeps from I to W: inputs of the linear layers and gradients of their outputs \[B\].
+    pub kept: u64,
+    /// Memory that I needs only while it runs \[B\].
+    pub input_workspace: u64,
+    /// Memory that W needs only while it runs, its own gradients before they are added included \[B\].
+    pub weight_workspace: u64,
+}
+
+/// Measured costs of a microbatch in sequence slices. They are measured slice by slice and not scaled: a later slice
+/// attends to more tokens than an earlier one, and small matrix products are less efficient.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SlicedCosts {
+    /// F of each slice.
+    pub forward: Vec<Measured>,
+    /// B of each slice.
+    pub backward: Vec<Measured>,
+    /// What F of all slices together keeps for B, without the received input and the logits \[B\].
+    pub activations: u64,
+    /// Memory that F of any slice needs only while it runs \[B\].
+    pub forward_workspace: u64,
+    /// Memory that B of any slice needs only while it runs \[B\].
+    pub backward_workspace: u64,
+}
+
+impl StageCosts {
+    /// I and W of one microbatch \[s\]: as measured; where they were not, half of B each.
+    pub fn input_and_weight(&self) -> [f64; 2] {
+        match &self.split {
+            Some(split) => [split.backward_input.median, split.backward_weight.median],
+            None => [self.backward.median / 2.0; 2],
+        }
+    }
+
+    /// The costs of a cut into `slices` slices, where it was measured.
+    pub fn in_slices(&self, slices: u16) -> Option<&SlicedCosts> {
+        self.sliced.iter().find(|sliced| sliced.forward.len() == usize::from(slices))
+    }
 }
 
 /// Measured costs of one way to cut the model into stages.
@@ -140,8 +194,16 @@ impl CostTable {
     fn first_time_fault(&self) -> Option<String> {
         let stages = self.layouts.iter().flat_map(|l| &l.stages).enumerate();
         let times = stages.flat_map(|(s, costs)| {
-            [("forward", costs.forward), ("backward", costs.backward), ("optimizer", costs.optimizer)]
-                .map(|(what, time)| (format!("{what} of stage entry {s}"), time.median))
+            let whole = [("forward", costs.forward), ("backward", costs.backward), ("optimizer", costs.optimizer)];
+            let split = costs.split.iter().flat_map(|split| {
+                [("backward_input", split.backward_input), ("backward_weight", split.backward_weight)]
+            });
+            let slices = costs.sliced.iter().flat_map(|sliced| {
+                let forward = sliced.forward.iter().map(|time| ("forward of a slice", *time));
+                forward.chain(sliced.backward.iter().map(|time| ("backward of a slice", *time)))
+            });
+            let all: Vec<_> = whole.into_iter().chain(split).chain(slices).collect();
+            all.into_iter().map(move |(what, time)| (format!("{what} of stage entry {s}"), time.median))
         });
         let message = [("send", self.message.send), ("hop", self.message.hop), ("receive", self.message.receive)];
         let message = message.map(|(what, time)| (format!("{what} of a message"), time.median));

@@ -3,9 +3,10 @@
 //! One law: memory is replayed, not estimated: each buffer counts from the start of the task that allocates it to the
 //! end of the task that frees it, and the step ends where it began.
 
+use crate::action::Op;
 use crate::ids::{Rank, TaskId};
 use crate::schedule::Schedule;
-use crate::task::{Lane, MemoryClass, Touch};
+use crate::task::{MemoryClass, Touch};
 use crate::timeline::Timeline;
 
 /// Bytes by class, in the order of [`MemoryClass::ALL`] \[B\].
@@ -92,20 +93,19 @@ pub fn positions(schedule: &Schedule) -> Vec<u32> {
     position
 }
 
-/// Most activation buffers alive at once on a rank, in chunks. Follows the compute lane in program order, which is its
-/// order in time on every timeline.
+/// How many activations more there are once a task has begun, and how many fewer once it has ended: those of a
+/// microbatch live from its F to its B or W.
+pub fn activations_of(op: Op) -> (u32, u32) {
+    (u32::from(op == Op::Forward), u32::from(op.makes_weight_gradients()))
+}
+
+/// Most activations alive at once on a rank, in chunks. Follows the compute lane in program order, which is its order in
+/// time on every timeline.
 pub fn peak_activations(schedule: &Schedule, rank: Rank) -> u32 {
     let (mut live, mut peak) = (0_u32, 0_u32);
-    for (id, _) in schedule.program(rank).filter(|(_, t)| t.lane == Lane::Compute) {
-        for effect in schedule.effects(id) {
-            if schedule.buffer(effect.buffer).class == MemoryClass::Activations {
-                match effect.touch {
-                    Touch::Allocate => live += 1,
-                    Touch::Free => live = live.saturating_sub(1),
-                    Touch::Use | Touch::Workspace => {}
-                }
-            }
-        }
+    for (_, task) in schedule.program(rank) {
+        let (more, fewer) = activations_of(task.action.op);
+        live = (live + more).saturating_sub(fewer);
         peak = peak.max(live);
     }
     peak

@@ -213,6 +213,12 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
     if !too_large.is_empty() {
         return Err(too_large);
     }
+    let (slices, seq_length) = (u32::from(order.slices), context.batch.seq_length);
+    if seq_length > 0 && slices > seq_length {
+        let path = if family == "custom" { format!("{at}.csv") } else { format!("{at}.num_seq_splits") };
+        let message = format!("sequences of {seq_length} tokens cannot be cut into {slices} slices");
+        return Err(vec![Fault::new(path, "schedule::slices", message, format!("use {seq_length} slices or fewer"))]);
+    }
     let layers = match context.model {
         // An order of one's own may put any number of stages on a rank.
         Some(model) => {

@@ -99,10 +99,9 @@ impl StageTimes {
 
     /// The measured times \[s\] of a cut into these stages; `None` where the table has none of them.
     pub fn measured(table: &CostTable, layers: &[LayerRange]) -> Option<Self> {
-        let stage = |costs: &StageCosts| ChunkTimes {
-            forward: costs.forward.median,
-            backward_input: costs.backward.median / 2.0,
-            backward_weight: costs.backward.median / 2.0,
+        let stage = |costs: &StageCosts| {
+            let [backward_input, backward_weight] = costs.input_and_weight();
+            ChunkTimes { forward: costs.forward.median, backward_input, backward_weight }
         };
         let layout = table.layout(layers)?;
         Some(Self { stages: layout.stages.iter().map(stage).collect(), hop: table.message.hop.median })

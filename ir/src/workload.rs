@@ -35,6 +35,19 @@ pub struct StageWorkload {
     pub tied: u64,
     /// FLOPs of one microbatch's forward.
     pub forward_flops: f64,
+    /// The backward in two parts, where its sizes are known; otherwise everything that F keeps counts until W.
+    pub split: Option<SplitWorkload>,
+}
+
+/// What a backward in two parts keeps and needs. All sizes in bytes \[B\].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SplitWorkload {
+    /// What one microbatch keeps from I to W, in the place of activations, logits and messages.
+    pub kept: u64,
+    /// Memory that I needs only while it runs.
+    pub input_workspace: u64,
+    /// Memory that W needs only while it runs, its own gradients before they are added to the step's included.
+    pub weight_workspace: u64,
 }
 
 impl StageWorkload {
@@ -85,6 +98,7 @@ impl Workload {
             logits: share(s.logits),
             output: share(s.output),
             forward_flops: s.forward_flops / f64::from(slices.max(1)),
+            split: s.split.map(|split| SplitWorkload { kept: share(split.kept), ..split }),
             ..*s
         };
         Self { rank_overhead: self.rank_overhead, stages: self.stages.iter().map(stage).collect() }

@@ -12,7 +12,7 @@ use pipewright::exec::memory;
 use pipewright::exec::optimizer::OptimizerConfig;
 use pipewright::exec::profile::{self, Layout, ProfileOptions, Samples};
 use pipewright::exec::reference::{self, Reference};
-use pipewright::exec::run::{self, Run, RunOptions};
+use pipewright::exec::run::{self, Named, Run, RunOptions};
 use pipewright::exec::worker::TextBatches;
 use pipewright::ir::action::Op;
 use pipewright::ir::cost_table::{CostTable, MessageCosts};
@@ -21,6 +21,7 @@ use pipewright::ir::model::{ModelShape, StagePart};
 use pipewright::ir::plan::Plan;
 use pipewright::ir::scenario::{Attention, DeviceName, Dtype, Optimizer, OptimizerName, Recompute, SequenceParallel};
 use pipewright::ir::schedule::Schedule;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a rank waits for a message before it gives the run up \[s\].
@@ -54,7 +55,6 @@ impl Job {
             ));
         }
         refuse_unsupported(loaded)?;
-        refuse_split_backward(loaded)?;
         let Some(plan) = loaded.plans.first() else {
             return Err(Failure::Usage { message: "no schedule is named".to_owned(), help: String::new() });
         };
@@ -131,14 +131,18 @@ impl Job {
         self.cores().unwrap_or(u32::MAX)
     }
 
-    /// How a plan cuts the model, for the profile.
-    fn layout<'p>(&self, plan: &'p Plan) -> Layout<'p> {
+    /// How a plan cuts the model, for the profile, and what of a microbatch the plans that cut it alike ask for.
+    fn layout<'p>(&self, plan: &'p Plan, plans: &[Plan]) -> Layout<'p> {
         let batch = plan.batch;
+        let alike = || plans.iter().filter(|other| other.layers == plan.layers);
+        let slices: BTreeSet<u16> = alike().map(|other| other.order.slices).filter(|slices| *slices > 1).collect();
         Layout {
             placement: plan.placement(),
             layers: &plan.layers,
             hidden: [batch.micro_batch_size, batch.seq_length, self.shape.hidden_size].map(|n| n as usize),
             vocab: u64::from(self.shape.vocab_size),
+            split: alike().any(|other| other.order.has(|op| op == Op::BackwardWeight)),
+            slices: slices.into_iter().collect(),
         }
     }
 
@@ -175,13 +179,24 @@ impl Job {
 
     /// Trains on one device, keeping gradients of the first `keep` steps and the parameters after them.
     pub(crate) fn reference(&self, microbatches: u32, steps: u64, keep: u64) -> Result<Reference, Failure> {
+        self.follow(microbatches, steps, keep, &[])
+    }
+
+    /// [`Job::reference`], each step from the parameters that a run had after the step before.
+    pub(crate) fn follow(
+        &self,
+        microbatches: u32,
+        steps: u64,
+        keep: u64,
+        after: &[Named],
+    ) -> Result<Reference, Failure> {
         let device = self.devices(1)?.remove(0).autodiff();
         let whole = LayerRange { start: 0, end: self.shape.num_layers };
         let part = StagePart { layers: whole, embedding: true, head: true };
         let module = self.build(part, &device).map_err(Failure::Execution)?;
         let bar = progress::bar("one device", steps);
         let options = reference::Options { microbatches, steps, optimizer: self.optimizer, keep };
-        let result = reference::train(module, &device, &self.batches, &options, &mut |_, _| bar.inc(1));
+        let result = reference::follow(module, &device, &self.batches, &options, after, &mut |_, _| bar.inc(1));
         bar.finish_and_clear();
         result.map_err(|error| Failure::Execution(format!("the run on one device failed: {error}")))
     }
@@ -190,6 +205,7 @@ impl Job {
 /// Measures the costs of every way in which some plans cut the model, in as many turns as one likes.
 pub(crate) struct Profiler<'a> {
     job: &'a Job,
+    plans: &'a [Plan],
     /// A plan for each way of cutting, and what was measured of it.
     layouts: Vec<(&'a Plan, Samples)>,
 }
@@ -202,7 +218,7 @@ impl<'a> Profiler<'a> {
                 layouts.push((plan, Samples::default()));
             }
         }
-        Self { job, layouts }
+        Self { job, plans, layouts }
     }
 
     /// Measures every layout for `rounds` rounds.
@@ -213,7 +229,8 @@ impl<'a> Profiler<'a> {
         for (plan, samples) in &mut self.layouts {
             let build = |stage: Stage, device: &Device| job.build(plan.part(stage), device);
             let devices = job.devices(plan.ranks())?;
-            let measured = profile::layout::<GptStage>(&job.layout(plan), &devices, &build, &job.batches, &options);
+            let measured =
+                profile::layout::<GptStage>(&job.layout(plan, self.plans), &devices, &build, &job.batches, &options);
             samples.extend(measured.map_err(|error| profile_failed(&error))?);
             bar.inc(1);
         }
@@ -226,7 +243,7 @@ impl<'a> Profiler<'a> {
         let Some((first, _)) = self.layouts.first() else { return Ok(CostTable::default()) };
         let devices = self.job.devices(first.ranks())?;
         let message = match devices.as_slice() {
-            [a, b, ..] => profile::message(self.job.layout(first).hidden, &[a.clone(), b.clone()], 50)
+            [a, b, ..] => profile::message(self.job.layout(first, self.plans).hidden, &[a.clone(), b.clone()], 50)
                 .map_err(|error| profile_failed(&error))?,
             _ => MessageCosts::default(),
         };
@@ -237,7 +254,11 @@ impl<'a> Profiler<'a> {
             cores: self.job.shared_cores(),
             contention: profile::contention(&slowdowns),
             job: first.job.clone(),
-            layouts: self.layouts.iter().map(|(plan, samples)| samples.costs(&self.job.layout(plan))).collect(),
+            layouts: self
+                .layouts
+                .iter()
+                .map(|(plan, samples)| samples.costs(&self.job.layout(plan, self.plans)))
+                .collect(),
             message,
         })
     }
@@ -313,15 +334,6 @@ fn refuse_too_large(loaded: &Loaded, plan: &Plan, shape: &ModelShape) -> Result<
         message,
         "use a smaller model, microbatch or sequence, or only simulate",
     ))
-}
-
-/// The executor runs backward whole.
-fn refuse_split_backward(loaded: &Loaded) -> Result<(), Failure> {
-    let split = |plan: &&Plan| plan.order.has(|op| matches!(op, Op::BackwardInput | Op::BackwardWeight));
-    loaded.plans.iter().find(split).map_or(Ok(()), |plan| {
-        let message = format!("{} splits backward into I and W, which this version cannot execute", plan.name);
-        Err(loaded.fault("schedules", "execute::unsupported", message, "write B, or only simulate"))
-    })
 }
 
 fn optimizer(loaded: &Loaded, written: Option<&Optimizer>) -> Result<OptimizerConfig, Failure> {

@@ -37,18 +37,25 @@ fn text(costs: &CostTable) -> String {
     let mut text = format!("{}\n{}\n", costs.device, costs.job);
     for layout in &costs.layouts {
         let scale = TimeScale::of(layout.stages.iter().map(|s| s.backward.median), true);
-        let headers =
-            ["stage", "layers", &scale.header("F"), &scale.header("B"), &scale.header("optimizer"), "B, 10 %\nto 90 %"]
-                .map(str::to_owned);
+        let split = layout.stages.iter().any(|s| s.split.is_some());
+        let mut headers = vec!["stage".to_owned(), "layers".to_owned(), scale.header("F"), scale.header("B")];
+        if split {
+            headers.extend([scale.header("I"), scale.header("W")]);
+        }
+        headers.extend([scale.header("optimizer"), "B, 10 %\nto 90 %".to_owned()]);
         let row = |(s, stage): (usize, &pipewright::ir::cost_table::StageCosts)| {
-            vec![
+            let mut row = vec![
                 s.to_string(),
                 layers(stage.layers),
                 scale.show(stage.forward.median),
                 scale.show(stage.backward.median),
-                scale.show(stage.optimizer.median),
-                format!("{} to {}", scale.show(stage.backward.p10), scale.show(stage.backward.p90)),
-            ]
+            ];
+            if split {
+                row.extend(stage.input_and_weight().map(|time| scale.show(time)));
+            }
+            row.push(scale.show(stage.optimizer.median));
+            row.push(format!("{} to {}", scale.show(stage.backward.p10), scale.show(stage.backward.p90)));
+            row
         };
         let rows: Vec<Vec<String>> = layout.stages.iter().enumerate().map(row).collect();
         text.push_str(&table(&headers, &rows));

@@ -4,7 +4,7 @@ use super::run::{Run, zero};
 use pipewright_ir::ids::Rank;
 use pipewright_ir::memory;
 use pipewright_ir::schedule::Schedule;
-use pipewright_ir::task::{Lane, MemoryClass, Touch};
+use pipewright_ir::task::{Lane, MemoryClass};
 
 /// What is alive, by class in the order of [`MemoryClass::ALL`] [B, or microbatches of a rank's whole share].
 pub(super) type Levels = [f64; MemoryClass::ALL.len()];
@@ -68,15 +68,10 @@ fn activations(run: &Run<'_>, rank: Rank) -> Live {
     let mut live = Live { changes: vec![nothing], peak: nothing };
     let mut now = 0_i64;
     for step in 0..run.timeline.steps() {
-        for (id, _) in schedule.program(rank).filter(|(_, task)| task.lane == Lane::Compute) {
-            let count = |touch| {
-                let same = |e: &&pipewright_ir::task::MemoryEffect| {
-                    e.touch == touch && schedule.buffer(e.buffer).class == MemoryClass::Activations
-                };
-                i64::try_from(schedule.effects(id).iter().filter(same).count()).unwrap_or(0)
-            };
+        for (id, task) in schedule.program(rank).filter(|(_, task)| task.lane == Lane::Compute) {
+            let (more, fewer) = memory::activations_of(task.action.op);
             let span = run.timeline.span(step, id);
-            for (time, change) in [(span.start, count(Touch::Allocate)), (span.end, -count(Touch::Free))] {
+            for (time, change) in [(span.start, i64::from(more)), (span.end, -i64::from(fewer))] {
                 if change == 0 {
                     continue;
                 }

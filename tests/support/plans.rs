@@ -8,7 +8,7 @@ use pipewright::ir::passes::{
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{Chunks, FAMILIES, Family, ScheduleParams};
 use pipewright::ir::unit_costs::UnitCosts;
-use pipewright::ir::workload::{StageWorkload, Workload};
+use pipewright::ir::workload::{SplitWorkload, StageWorkload, Workload};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -55,7 +55,7 @@ fn size() -> impl Strategy<Value = u64> {
 }
 
 fn stage_workload() -> impl Strategy<Value = StageWorkload> {
-    vec(size(), 8).prop_map(|n| StageWorkload {
+    (vec(size(), 11), any::<bool>()).prop_map(|(n, split)| StageWorkload {
         parameters: n[0],
         gradients: n[1],
         optimizer: n[2],
@@ -64,6 +64,7 @@ fn stage_workload() -> impl Strategy<Value = StageWorkload> {
         forward_workspace: n[5],
         backward_workspace: n[6],
         optimizer_workspace: n[7],
+        split: split.then_some(SplitWorkload { kept: n[8], input_workspace: n[9], weight_workspace: n[10] }),
         ..StageWorkload::default()
     })
 }

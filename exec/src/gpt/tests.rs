@@ -39,7 +39,7 @@ type Named = Vec<(String, Vec<f32>)>;
 /// Loss and gradients of the model on one stage.
 fn whole(shape: &ModelShape) -> (f32, Named) {
     let model = build(shape, 0, 4);
-    let loss = model.loss(model.forward(model.embed(tokens(0))), tokens(7));
+    let loss = model.loss(model.forward(model.embed(tokens(0), 0)), tokens(7));
     let value = loss.clone().into_scalar::<f32>();
     let grads = GradientsParams::from_grads(loss.backward(), &model);
     (value, gradients_by_name(&model, &grads))
@@ -48,7 +48,7 @@ fn whole(shape: &ModelShape) -> (f32, Named) {
 /// Loss and gradients over two stages that exchange plain tensors, a tied weight's two gradients added.
 fn split(shape: &ModelShape) -> (f32, Named) {
     let (first, last) = (build(shape, 0, 2), build(shape, 2, 4));
-    let out = first.forward(first.embed(tokens(0)));
+    let out = first.forward(first.embed(tokens(0), 0));
     let input = out.clone().inner().autodiff().require_grad();
     let loss = last.loss(last.forward(input.clone()), tokens(7));
     let value = loss.clone().into_scalar::<f32>();
@@ -113,9 +113,9 @@ fn parameter_counts_are_the_shape_s() {
 #[test]
 fn recomputing_without_a_tape_gives_the_same_bits() {
     let model = build(&shape(true), 0, 4);
-    let with_tape = model.forward(model.embed(tokens(0))).inner();
+    let with_tape = model.forward(model.embed(tokens(0), 0)).inner();
     let plain = model.valid();
-    let without = plain.forward(plain.embed(tokens(0).inner()));
+    let without = plain.forward(plain.embed(tokens(0).inner(), 0));
     assert!(!without.is_autodiff());
     assert_eq!(with_tape.into_data(), without.into_data());
 }
@@ -124,7 +124,7 @@ fn recomputing_without_a_tape_gives_the_same_bits() {
 fn accumulated_gradients_are_the_sum_in_call_order() {
     let model = build(&shape(true), 0, 4);
     let run = |shift| {
-        let loss = model.loss(model.forward(model.embed(tokens(shift))), tokens(shift + 7));
+        let loss = model.loss(model.forward(model.embed(tokens(shift), 0)), tokens(shift + 7));
         GradientsParams::from_grads(loss.backward(), &model)
     };
     let mut sum = GradientsAccumulator::new();

@@ -151,11 +151,17 @@ mod tests {
     use super::super::MessageKind;
     use super::*;
     use crate::memory;
+    use pipewright_ir::ids::{Microbatch, Stage};
 
     const LONG: Duration = Duration::from_secs(20);
 
     fn tag(microbatch: u32) -> Tag {
-        Tag { kind: MessageKind::Activation, stage: 0, microbatch, step: 0 }
+        Tag {
+            kind: MessageKind::Activation,
+            stage: Stage::new(0),
+            microbatch: Some(Microbatch::new(microbatch)),
+            step: 0,
+        }
     }
 
     fn payload(x: f32) -> Payload {

@@ -7,7 +7,7 @@ use crate::ids::{BufferId, Microbatch, Rank, Stage, TaskId};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 use crate::task::{Buffer, Dep, Lane, MemoryClass, MemoryEffect, Task, Touch, Work};
-use crate::workload::{StageWorkload, Workload};
+use crate::workload::{SplitWorkload, StageWorkload, Workload};
 use petgraph::graph::{DiGraph, NodeIndex};
 
 const NONE: u32 = u32::MAX;
@@ -192,8 +192,11 @@ struct Memory<'a> {
     buffers: Vec<Buffer>,
     effects: Vec<MemoryEffect>,
     effects_start: Vec<u32>,
-    /// (class, stage, microbatch) -> buffer; a table a class that has buffers per microbatch.
+    /// (class, stage, microbatch) -> buffer; a table a class that has buffers per microbatch. With a split backward of
+    /// known sizes, `activations` is what I ends, `carried` what W still needs of F, and `added` what it needs of I.
     activations: Vec<u32>,
+    carried: Vec<u32>,
+    added: Vec<u32>,
     logits: Vec<u32>,
     received: [Vec<u32>; 2],
     input_gradients: Vec<u32>,
@@ -220,6 +223,8 @@ impl<'a> Memory<'a> {
             effects: Vec::with_capacity(cells * 3),
             effects_start,
             activations: vec![NONE; cells],
+            carried: sized(|s| s.split.map_or(0, |split| split.kept)),
+            added: sized(|s| s.split.map_or(0, |split| split.kept.saturating_sub(s.activations))),
             logits: sized(|s| s.logits),
             received: [messages(), messages()],
             input_gradients: messages(),
@@ -285,9 +290,13 @@ impl<'a> Memory<'a> {
     fn forward(&mut self, cell: usize, task: &Task, sizes: &StageWorkload) {
         let received = self.received[0].get(cell).copied().unwrap_or(NONE);
         self.touch(received, Touch::Use);
-        let activations = self.buffer(MemoryClass::Activations, sizes.activations, task.rank, task.action);
-        self.touch(activations, Touch::Allocate);
-        self.activations[cell] = activations;
+        // Of what I and W both need, W's part is there from the start.
+        let carried = self.split(task, sizes).map_or(0, |split| split.kept.min(sizes.activations));
+        if carried > 0 {
+            self.carried[cell] = self.activation_buffer(carried, task);
+        }
+        let bytes = sizes.activations - carried;
+        self.activations[cell] = self.activation_buffer(bytes, task);
         if sizes.logits > 0 {
             let logits = self.buffer(MemoryClass::Logits, sizes.logits, task.rank, task.action);
             self.touch(logits, Touch::Allocate);
@@ -296,20 +305,48 @@ impl<'a> Memory<'a> {
         self.workspace(sizes.forward_workspace, task);
     }
 
+    /// The sizes of a microbatch's split backward, if its backward is split and they are known.
+    fn split(&self, task: &Task, sizes: &StageWorkload) -> Option<SplitWorkload> {
+        let (split, microbatch) = (sizes.split?, task.action.microbatch?);
+        self.index.get(Op::BackwardWeight, task.action.stage, microbatch).map(|_| split)
+    }
+
+    fn activation_buffer(&mut self, bytes: u64, task: &Task) -> u32 {
+        let buffer = self.buffer(MemoryClass::Activations, bytes, task.rank, task.action);
+        self.touch(buffer, Touch::Allocate);
+        buffer
+    }
+
     fn backward(&mut self, cell: usize, task: &Task, sizes: &StageWorkload, placement: &Placement) {
         let op = task.action.op;
+        let split = self.split(task, sizes);
         let last = op.makes_weight_gradients();
-        let release = if last { Touch::Free } else { Touch::Use };
-        // W still multiplies what F kept by what arrived as the gradient of the output.
-        let kept = [Some(&self.activations), Some(&self.logits), self.received.first(), self.received.last()];
-        let kept = kept.map(|table| table.and_then(|t| t.get(cell)).copied().unwrap_or(NONE));
-        for buffer in kept {
-            self.touch(buffer, release);
+        let of = |table: &[u32]| table.get(cell).copied().unwrap_or(NONE);
+        let kept = [&self.activations, &self.logits, &self.received[0], &self.received[1]].map(|table| of(table));
+        let for_weights = [&self.carried, &self.added].map(|table| of(table));
+        let mut workspace = sizes.backward_workspace;
+        match split {
+            Some(split) if last => {
+                for_weights.into_iter().for_each(|buffer| self.touch(buffer, Touch::Free));
+                workspace = split.weight_workspace;
+            }
+            Some(split) => {
+                kept.into_iter().for_each(|buffer| self.touch(buffer, Touch::Free));
+                let added = split.kept.saturating_sub(sizes.activations);
+                if added > 0 {
+                    self.added[cell] = self.activation_buffer(added, task);
+                }
+                workspace = split.input_workspace;
+            }
+            // W still multiplies what F kept by what arrived as the gradient of the output.
+            None => {
+                let release = if last { Touch::Free } else { Touch::Use };
+                kept.into_iter().for_each(|buffer| self.touch(buffer, release));
+            }
         }
         if op.makes_input_gradient() {
             self.input_gradient(cell, task, placement);
         }
-        let mut workspace = sizes.backward_workspace;
         if let Some(row) = self.index.cells.stage(task.action.stage).filter(|_| last && self.optimizer)
             && sizes.gradients > 0
         {
