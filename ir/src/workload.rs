@@ -40,7 +40,8 @@ pub struct StageWorkload {
 }
 
 /// What a backward in two parts keeps and needs. All sizes in bytes \[B\].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct SplitWorkload {
     /// What one microbatch keeps from I to W, in the place of activations, logits and messages.
     pub kept: u64,
@@ -64,6 +65,7 @@ impl StageWorkload {
         optimizer_workspace: 0,
         tied: 0,
         forward_flops: 0.0,
+        split: None,
     };
 }
 
