@@ -1,0 +1,149 @@
+//! Looks for the best order of a shop: given candidates, list schedules under many rules, then local improvement.
+//!
+//! One law: the result is never worse than the first candidate, and changes it only for something strictly better.
+
+use super::bound::{self, Bound};
+use super::evaluate::{Evaluation, Evaluator};
+use super::improve;
+use super::list::{First, Rule, build};
+use super::pattern::{Layout, Pattern};
+use super::shop::{Program, Shop};
+
+/// How long to look, in tasks run: about 20 ns each for list schedules and evaluations alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    /// Tasks run by list schedules.
+    pub(crate) list: usize,
+    /// Tasks run by local improvement.
+    pub(crate) improve: usize,
+}
+
+/// The best program found so far.
+struct Best<'a> {
+    shop: &'a Shop,
+    bound: Bound,
+    evaluator: Evaluator,
+    found: Option<(Evaluation, Program)>,
+    rules: Vec<(Evaluation, Rule)>,
+    /// Tasks that may still be run.
+    left: usize,
+}
+
+impl Best<'_> {
+    /// Whether nothing can be better.
+    fn done(&self) -> bool {
+        let close = |value: f64, bound: f64| value <= bound * (1.0 + 1e-9);
+        self.found.as_ref().is_some_and(|(e, _)| {
+            close(e.makespan, self.bound.makespan) && close(e.longest_span(), self.bound.span)
+        })
+    }
+
+    /// Takes a program in if it runs, fits in memory and is better than what there is.
+    fn offer(&mut self, program: Program) -> Option<Evaluation> {
+        let evaluation = self.evaluator.run(self.shop, &program)?;
+        let fits = evaluation.ranks.iter().zip(&self.shop.slots).all(|(rank, slots)| rank.peak as usize <= *slots);
+        if fits && self.found.as_ref().is_none_or(|(best, _)| evaluation.beats(best)) {
+            self.found = Some((evaluation.clone(), program));
+        }
+        fits.then_some(evaluation)
+    }
+
+    fn try_rule(&mut self, rule: Rule) -> bool {
+        let cost = 2 * self.shop.tasks();
+        let first = self.found.is_none();
+        if (self.left < cost && !first) || self.done() {
+            return false;
+        }
+        self.left = self.left.saturating_sub(cost);
+        let program = build(self.shop, &rule);
+        if program.iter().map(Vec::len).sum::<usize>() < self.shop.tasks() {
+            return true;
+        }
+        if let Some(evaluation) = self.offer(program) {
+            self.rules.push((evaluation, rule));
+        }
+        true
+    }
+}
+
+/// What a microbatch takes on the busiest rank.
+fn busiest(shop: &Shop) -> f64 {
+    let work = |of_rank: &Vec<usize>| of_rank.iter().map(|s| shop.times[*s][0] + shop.times[*s][1]).sum::<f64>();
+    shop.stages_of.iter().map(work).fold(0.0, f64::max)
+}
+
+/// In-flight limits of each stage: as many microbatches as Little's law asks for at full speed, times `slack`.
+fn caps(shop: &Shop, slack: f64) -> Vec<usize> {
+    let stages = shop.rank_of.len();
+    let busiest = busiest(shop);
+    let mut turn = vec![0.0; stages];
+    for s in (0..stages).rev() {
+        let [forward, _, input, _] = shop.times[s];
+        turn[s] = forward + input + if s + 1 < stages { turn[s + 1] + 2.0 * shop.hop(s, s + 1) } else { 0.0 };
+    }
+    let cap = |turn: &f64| if busiest > 0.0 { (turn / busiest * slack).ceil().clamp(1.0, 1e9) } else { 1.0 };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+    turn.iter().map(|turn| cap(turn) as usize).collect()
+}
+
+/// The best order found of a shop, better than each of `candidates` or the first of the best of them; `None` when no
+/// order fits in its slots.
+pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) -> Option<(Program, Evaluation)> {
+    let mut best = Best {
+        shop,
+        bound: bound::of_shop(shop),
+        evaluator: Evaluator::new(shop),
+        found: None,
+        rules: Vec::new(),
+        left: effort.list,
+    };
+    for candidate in candidates {
+        best.offer(candidate);
+    }
+    let m = shop.microbatches;
+    let slacks = [f64::INFINITY, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 3.0];
+    'rules: for slack in slacks {
+        let caps = if slack.is_finite() { caps(shop, slack) } else { vec![m; shop.rank_of.len()] };
+        for first in [First::Backward, First::Turns, First::LastChunk, First::Forward] {
+            for (late_forward, late_backward) in [(true, false), (true, true), (false, true), (false, false)] {
+                for overlap in [0.0, 0.5, 1.0] {
+                    let rule = Rule { first, late_forward, late_backward, overlap, caps: caps.clone(), pattern: None };
+                    if !best.try_rule(rule) {
+                        break 'rules;
+                    }
+                }
+            }
+        }
+    }
+    let busiest = busiest(shop);
+    let unit = shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min);
+    'patterns: for stretch in [1.0, 1.05, 1.1, 1.2, 1.35, 1.5] {
+        for weights in [true, false] {
+            for delays in 0..16u32 {
+                let delay = std::array::from_fn(|k| if delays >> k & 1 == 1 { unit } else { 0.0 });
+                let pattern = Pattern::new(shop, Layout { period: busiest * stretch, delay, weights });
+                for ahead in [0.0, 0.5 * busiest, busiest, 2.0 * busiest, f64::INFINITY] {
+                    for overlap in [0.0, 0.5, 1.0] {
+                        let rule = Rule {
+                            first: First::Pattern,
+                            late_forward: false,
+                            late_backward: false,
+                            overlap,
+                            caps: Vec::new(),
+                            pattern: Some((pattern.clone(), ahead)),
+                        };
+                        if !best.try_rule(rule) {
+                            break 'patterns;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    if !best.done() {
+        let (evaluation, program) = best.found.take()?;
+        best.found = Some(improve::improve(shop, &mut best.evaluator, program, evaluation, effort.improve));
+    }
+    let (evaluation, program) = best.found?;
+    Some((program, evaluation))
+}
