@@ -20,6 +20,7 @@
 //!
 //! The same arguments from a rank's own first start give a bound of its span: 1, 4 and 5 without the head.
 
+use super::evaluate::Evaluation;
 use super::shop::Shop;
 use crate::placement::Placement;
 use crate::unit_costs::StageTimes;
@@ -37,6 +38,16 @@ impl Bound {
     /// How much longer `makespan` is, as a share of the bound: 0.02 is 2 %.
     pub fn gap(&self, makespan: f64) -> f64 {
         if self.makespan > 0.0 { makespan / self.makespan - 1.0 } else { 0.0 }
+    }
+
+    /// Whether no order can have a shorter makespan than this one.
+    pub(super) fn makespan_met_by(&self, evaluation: &Evaluation) -> bool {
+        evaluation.makespan <= self.makespan * (1.0 + 1e-9)
+    }
+
+    /// Whether none can have a shorter makespan, nor a shorter longest span.
+    pub(super) fn met_by(&self, evaluation: &Evaluation) -> bool {
+        self.makespan_met_by(evaluation) && evaluation.longest_span() <= self.span * (1.0 + 1e-9)
     }
 }
 

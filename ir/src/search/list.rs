@@ -106,9 +106,21 @@ pub(crate) fn build(shop: &Shop, rule: &Rule) -> Program {
         wakes: (0..shop.ranks()).map(|r| Reverse(Wake(0.0, r))).collect(),
     };
     builder.forward_at[..m].fill(0.0);
-    while let Some(Reverse(Wake(now, rank))) = builder.wakes.pop() {
-        if builder.ranks[rank].free <= now {
-            builder.turn(rank, now);
+    let mut now = 0.0;
+    loop {
+        while let Some(Reverse(Wake(time, rank))) = builder.wakes.pop() {
+            now = time;
+            if builder.ranks[rank].free <= now {
+                builder.turn(rank, now);
+            }
+        }
+        // Every rank waits for what its pattern puts first: one of them takes what is ready instead.
+        let Some((pattern, _)) = &rule.pattern else { break };
+        if !(0..shop.ranks()).any(|rank| {
+            builder.turn_by(pattern, f64::INFINITY, rank, now);
+            !builder.wakes.is_empty()
+        }) {
+            break;
         }
     }
     builder.program

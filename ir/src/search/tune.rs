@@ -32,10 +32,7 @@ struct Best<'a> {
 impl Best<'_> {
     /// Whether nothing can be better.
     fn done(&self) -> bool {
-        let close = |value: f64, bound: f64| value <= bound * (1.0 + 1e-9);
-        self.found.as_ref().is_some_and(|(e, _)| {
-            close(e.makespan, self.bound.makespan) && close(e.longest_span(), self.bound.span)
-        })
+        self.found.as_ref().is_some_and(|(evaluation, _)| self.bound.met_by(evaluation))
     }
 
     /// Takes a program in if it runs, fits in memory and is better than what there is.
@@ -142,7 +139,7 @@ pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) 
     }
     if !best.done() {
         let (evaluation, program) = best.found.take()?;
-        best.found = Some(improve::improve(shop, &mut best.evaluator, program, evaluation, effort.improve));
+        best.found = Some(improve::improve(shop, &mut best.evaluator, program, evaluation, &best.bound, effort.improve));
     }
     let (evaluation, program) = best.found?;
     Some((program, evaluation))
