@@ -12,6 +12,7 @@ pub mod evaluate;
 mod improve;
 mod list;
 mod pattern;
+mod refill;
 mod shop;
 mod tune;
 
@@ -24,5 +25,5 @@ pub(crate) use tune::{Effort, best_order};
 pub fn probe(placement: &crate::placement::Placement, times: &crate::unit_costs::StageTimes, m: u32, limit: f64, list: usize, improve: usize) -> Option<(Evaluation, Bound)> {
     let shop = Shop::new(placement, times, m, |_| Some(limit));
     let b = bound::of_shop(&shop);
-    best_order(&shop, Vec::new(), Effort { list, improve }).map(|(_, e)| (e, b))
+    best_order(&shop, Vec::new(), Effort { list, improve }).map(|(pr, e)| { if std::env::var("SHOW").is_ok() { println!("{}", shop.order(&pr).to_csv(true)); } (e, b) })
 }

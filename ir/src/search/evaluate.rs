@@ -149,7 +149,7 @@ pub(crate) struct Evaluator {
     at: Vec<(usize, f64)>,
     /// Start of each step of each rank, when the last run has kept them.
     pub(crate) starts: Vec<Vec<f64>>,
-    ready: Vec<usize>,
+    pub(super) ready: Vec<usize>,
 }
 
 impl Evaluator {
@@ -180,15 +180,35 @@ impl Evaluator {
         }
     }
 
-    /// Runs a program; `None` when it deadlocks.
-    pub(crate) fn run(&mut self, shop: &Shop, program: &Program) -> Option<Evaluation> {
-        let ranks = shop.ranks();
+    /// Forgets the last run.
+    pub(super) fn clear(&mut self) {
         self.forward.fill(f64::NAN);
         self.backward.fill(f64::NAN);
         self.at.fill((0, 0.0));
         self.starts.iter_mut().for_each(Vec::clear);
-        let mut result = Evaluation { makespan: 0.0, ranks: vec![RankEvaluation::default(); ranks] };
         self.ready.clear();
+    }
+
+    /// Writes down when a step has ended, and tells the stage that may wait for it.
+    pub(super) fn finish(&mut self, shop: &Shop, step: Step, end: f64) -> Option<usize> {
+        match step.kind() {
+            Kind::Forward => {
+                self.forward[step.cell()] = end;
+                Some(step.stage() + 1).filter(|stage| *stage < shop.rank_of.len())
+            }
+            Kind::FullBackward | Kind::BackwardInput => {
+                self.backward[step.cell()] = end;
+                step.stage().checked_sub(1)
+            }
+            Kind::BackwardWeight => None,
+        }
+    }
+
+    /// Runs a program; `None` when it deadlocks.
+    pub(crate) fn run(&mut self, shop: &Shop, program: &Program) -> Option<Evaluation> {
+        let ranks = shop.ranks();
+        self.clear();
+        let mut result = Evaluation { makespan: 0.0, ranks: vec![RankEvaluation::default(); ranks] };
         self.ready.extend((0..ranks).rev());
         while let Some(r) = self.ready.pop() {
             let (mut at, mut free) = self.at[r];
@@ -201,20 +221,8 @@ impl Evaluator {
                 free = start + shop.times[step.stage()][step.kind() as usize];
                 self.starts[r].push(start);
                 at += 1;
-                let (stage, cell) = (step.stage(), step.cell());
-                let waiting = match step.kind() {
-                    Kind::Forward => {
-                        self.forward[cell] = free;
-                        (stage + 1 < shop.rank_of.len()).then_some(stage + 1)
-                    }
-                    Kind::FullBackward | Kind::BackwardInput => {
-                        self.backward[cell] = free;
-                        stage.checked_sub(1)
-                    }
-                    Kind::BackwardWeight => None,
-                };
                 // Whoever may wait for this: it is looked at again only where it stands at the cell.
-                if let Some(stage) = waiting {
+                if let Some(stage) = self.finish(shop, *step, free) {
                     let other = shop.rank_of[stage];
                     let next = program[other].get(self.at[other].0);
                     if other != r && next.is_some_and(|next| next.stage() == stage) {

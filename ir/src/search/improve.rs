@@ -8,6 +8,7 @@
 
 use super::bound::Bound;
 use super::evaluate::{Evaluation, Evaluator, Kind, Step};
+use super::refill::Spine;
 use super::shop::{Program, Shop};
 
 /// How many steps back an order must not be worse than.
@@ -98,13 +99,94 @@ pub(super) fn improve(
     effort: usize,
 ) -> (Evaluation, Program) {
     let mut random = Random(0);
-    let mut current = program.clone();
-    let mut best = (evaluation.clone(), program);
-    let mut now = evaluation;
+    let mut best = (evaluation, program);
+    let steps = effort / shop.tasks().max(1) / 2;
+    spine_search(shop, evaluator, &mut best, bound, steps, &mut random);
+    program_search(shop, evaluator, &mut best, bound, steps, &mut random);
+    best
+}
+
+/// Late acceptance over the order of F and I, each time with the W put in anew.
+fn spine_search(
+    shop: &Shop,
+    evaluator: &mut Evaluator,
+    best: &mut (Evaluation, Program),
+    bound: &Bound,
+    steps: usize,
+    random: &mut Random,
+) {
+    let mut program = best.1.clone();
+    let mut start: Option<(Evaluation, Spine)> = None;
+    for overlap in [0.0, 0.5, 1.0] {
+        let spine = Spine::of(&best.1, overlap);
+        let Some(now) = evaluator.refill(shop, &spine, &mut program) else { continue };
+        if now.beats(&best.0) {
+            *best = (now.clone(), program.clone());
+        }
+        if start.as_ref().is_none_or(|(other, _)| now.beats(other)) {
+            start = Some((now, spine));
+        }
+    }
+    let Some((mut now, mut spine)) = start else { return };
     let mut history = vec![cost(&now); HISTORY];
-    let steps = effort / shop.tasks().max(1);
+    let mut path = Vec::new();
+    let _ = evaluator.refill(shop, &spine, &mut program);
+    let mut scratch = program.clone();
+    trace(shop, evaluator, &program, &now, bound, &mut path);
+    for step in 0..steps {
+        if bound.met_by(&best.0) || path.is_empty() {
+            break;
+        }
+        let slot = step % HISTORY;
+        let (rank, at) = somewhere(&path, &program, random);
+        let was = spine.overlap[rank];
+        let change = if random.below(8) == 0 {
+            spine.overlap[rank] = [0.0, 0.5, 1.0][random.below(3)];
+            None
+        } else {
+            let at = program[rank][..at].iter().filter(|s| s.kind() != Kind::BackwardWeight).count();
+            match pick((rank, at), &spine.steps, random).filter(|change| change.keeps_turns(&spine.steps)) {
+                Some(change) => Some(change),
+                None => continue,
+            }
+        };
+        if let Some(change) = change {
+            change.apply(&mut spine.steps);
+        }
+        let next = evaluator.refill(shop, &spine, &mut scratch);
+        match next.filter(|next| cost(next) <= history[slot] || cost(next) <= cost(&now)) {
+            Some(next) => {
+                std::mem::swap(&mut program, &mut scratch);
+                if next.beats(&best.0) {
+                    *best = (next.clone(), program.clone());
+                }
+                now = next;
+                trace(shop, evaluator, &program, &now, bound, &mut path);
+            }
+            None => {
+                spine.overlap[rank] = was;
+                if let Some(change) = change {
+                    change.back().apply(&mut spine.steps);
+                }
+            }
+        }
+        history[slot] = history[slot].min(cost(&now));
+    }
+}
+
+/// Late acceptance over the order of all tasks.
+fn program_search(
+    shop: &Shop,
+    evaluator: &mut Evaluator,
+    best: &mut (Evaluation, Program),
+    bound: &Bound,
+    steps: usize,
+    random: &mut Random,
+) {
+    let (mut now, mut current) = best.clone();
+    let mut history = vec![cost(&now); HISTORY];
     if evaluator.run(shop, &current).is_none() {
-        return best;
+        return;
     }
     let mut path = Vec::new();
     trace(shop, evaluator, &current, &now, bound, &mut path);
@@ -112,7 +194,8 @@ pub(super) fn improve(
         if bound.met_by(&best.0) || path.is_empty() {
             break;
         }
-        let Some(change) = pick(&path, &current, &mut random).filter(|change| change.keeps_turns(&current)) else {
+        let critical = somewhere(&path, &current, random);
+        let Some(change) = pick(critical, &current, random).filter(|change| change.keeps_turns(&current)) else {
             continue;
         };
         change.apply(&mut current);
@@ -122,7 +205,7 @@ pub(super) fn improve(
         match next.filter(|next| cost(next) <= history[slot] || cost(next) <= cost(&now)) {
             Some(next) => {
                 if next.beats(&best.0) {
-                    best = (next.clone(), current.clone());
+                    *best = (next.clone(), current.clone());
                 }
                 now = next;
                 trace(shop, evaluator, &current, &now, bound, &mut path);
@@ -131,14 +214,22 @@ pub(super) fn improve(
         }
         history[slot] = history[slot].min(cost(&now));
     }
-    best
+}
+
+/// A task: three times of four on the critical path, else any.
+fn somewhere(path: &[(usize, usize)], program: &Program, random: &mut Random) -> (usize, usize) {
+    if random.below(4) > 0 {
+        return path[random.below(path.len())];
+    }
+    let rank = random.below(program.len());
+    (rank, random.below(program[rank].len()))
 }
 
 /// A move of a task on the critical path, over the one before it or further.
-fn pick(path: &[(usize, usize)], program: &Program, random: &mut Random) -> Option<Move> {
-    let (rank, at) = path[random.below(path.len())];
+fn pick((rank, at): (usize, usize), program: &Program, random: &mut Random) -> Option<Move> {
     let reach = 1 + random.below(REACH) * random.below(2);
     let last = program[rank].len().checked_sub(1)?;
+    let at = at.min(last);
     let change = match random.below(2) {
         // What holds the critical task up goes behind it.
         0 => Move { rank, from: at.checked_sub(1)?, to: (at - 1 + reach).min(last) },
