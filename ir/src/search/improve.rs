@@ -13,6 +13,8 @@ use super::shop::{Program, Shop};
 
 /// How many steps back an order must not be worse than.
 const HISTORY: usize = 200;
+/// The search starts anew from the best order, each time with a smaller leeway to be worse, as a share.
+const LEEWAYS: [f64; 4] = [0.06, 0.03, 0.015, 0.0];
 /// How far a task moves at most, in places.
 const REACH: usize = 8;
 
@@ -100,9 +102,11 @@ pub(super) fn improve(
 ) -> (Evaluation, Program) {
     let mut random = Random(0);
     let mut best = (evaluation, program);
-    let steps = effort / shop.tasks().max(1) / 2;
-    spine_search(shop, evaluator, &mut best, bound, steps, &mut random);
-    program_search(shop, evaluator, &mut best, bound, steps, &mut random);
+    let steps = effort / shop.tasks().max(1) / (2 * LEEWAYS.len());
+    for leeway in LEEWAYS {
+        spine_search(shop, evaluator, &mut best, bound, steps, leeway, &mut random);
+        program_search(shop, evaluator, &mut best, bound, steps, leeway, &mut random);
+    }
     best
 }
 
@@ -113,6 +117,7 @@ fn spine_search(
     best: &mut (Evaluation, Program),
     bound: &Bound,
     steps: usize,
+    leeway: f64,
     random: &mut Random,
 ) {
     let mut program = best.1.clone();
@@ -128,7 +133,7 @@ fn spine_search(
         }
     }
     let Some((mut now, mut spine)) = start else { return };
-    let mut history = vec![cost(&now); HISTORY];
+    let mut history = vec![cost(&now) * (1.0 + leeway); HISTORY];
     let mut path = Vec::new();
     let _ = evaluator.refill(shop, &spine, &mut program);
     let mut scratch = program.clone();
@@ -181,10 +186,11 @@ fn program_search(
     best: &mut (Evaluation, Program),
     bound: &Bound,
     steps: usize,
+    leeway: f64,
     random: &mut Random,
 ) {
     let (mut now, mut current) = best.clone();
-    let mut history = vec![cost(&now); HISTORY];
+    let mut history = vec![cost(&now) * (1.0 + leeway); HISTORY];
     if evaluator.run(shop, &current).is_none() {
         return;
     }

@@ -13,7 +13,7 @@ pub(crate) type Program = Vec<Vec<Step>>;
 /// Everything that a search looks at, as flat tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Shop {
-    placement: Placement,
+    pub(super) placement: Placement,
     pub(crate) microbatches: usize,
     pub(crate) hop: f64,
     /// Rank of each stage.

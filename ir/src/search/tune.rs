@@ -24,7 +24,6 @@ struct Best<'a> {
     bound: Bound,
     evaluator: Evaluator,
     found: Option<(Evaluation, Program)>,
-    rules: Vec<(Evaluation, Rule)>,
     /// Tasks that may still be run.
     left: usize,
 }
@@ -45,20 +44,18 @@ impl Best<'_> {
         fits.then_some(evaluation)
     }
 
-    fn try_rule(&mut self, rule: Rule) -> bool {
+    fn try_rule(&mut self, shop: &Shop, rule: Rule) -> bool {
         let cost = 2 * self.shop.tasks();
         let first = self.found.is_none();
         if (self.left < cost && !first) || self.done() {
             return false;
         }
         self.left = self.left.saturating_sub(cost);
-        let program = build(self.shop, &rule);
+        let program = build(shop, &rule);
         if program.iter().map(Vec::len).sum::<usize>() < self.shop.tasks() {
             return true;
         }
-        if let Some(evaluation) = self.offer(program) {
-            self.rules.push((evaluation, rule));
-        }
+        self.offer(program);
         true
     }
 }
@@ -83,6 +80,52 @@ fn caps(shop: &Shop, slack: f64) -> Vec<usize> {
     turn.iter().map(|turn| cap(turn) as usize).collect()
 }
 
+/// The same shop with every task of the mean length.
+fn even(shop: &Shop) -> Shop {
+    let sum: f64 = shop.times.iter().map(|t| t[0] + t[1]).sum();
+    let mean = sum / (3 * shop.times.len()).max(1) as f64;
+    Shop { times: vec![[mean, 2.0 * mean, mean, mean]; shop.times.len()], ..shop.clone() }
+}
+
+/// Every rule to try.
+fn rules(shop: &Shop) -> Vec<Rule> {
+    let m = shop.microbatches;
+    let mut rules = Vec::new();
+    for slack in [f64::INFINITY, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 3.0] {
+        let caps = if slack.is_finite() { caps(shop, slack) } else { vec![m; shop.rank_of.len()] };
+        for first in [First::Backward, First::Turns, First::LastChunk, First::Forward] {
+            for (late_forward, late_backward) in [(true, false), (true, true), (false, true), (false, false)] {
+                for overlap in [0.0, 0.5, 1.0] {
+                    rules.push(Rule { first, late_forward, late_backward, overlap, caps: caps.clone(), pattern: None });
+                }
+            }
+        }
+    }
+    let busiest = busiest(shop);
+    let unit = shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min);
+    for stretch in [1.0, 1.05, 1.1, 1.2, 1.35, 1.5] {
+        for weights in [true, false] {
+            for delays in 0..16u32 {
+                let delay = std::array::from_fn(|k| if delays >> k & 1 == 1 { unit } else { 0.0 });
+                let pattern = Pattern::new(shop, Layout { period: busiest * stretch, delay, weights });
+                for ahead in [0.0, 0.5 * busiest, busiest, 2.0 * busiest, f64::INFINITY] {
+                    for overlap in [0.0, 0.5, 1.0] {
+                        rules.push(Rule {
+                            first: First::Pattern,
+                            late_forward: false,
+                            late_backward: false,
+                            overlap,
+                            caps: Vec::new(),
+                            pattern: Some((pattern.clone(), ahead)),
+                        });
+                    }
+                }
+            }
+        }
+    }
+    rules
+}
+
 /// The best order found of a shop, better than each of `candidates` or the first of the best of them; `None` when no
 /// order fits in its slots.
 pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) -> Option<(Program, Evaluation)> {
@@ -91,49 +134,16 @@ pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) 
         bound: bound::of_shop(shop),
         evaluator: Evaluator::new(shop),
         found: None,
-        rules: Vec::new(),
         left: effort.list,
     };
     for candidate in candidates {
         best.offer(candidate);
     }
-    let m = shop.microbatches;
-    let slacks = [f64::INFINITY, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 3.0];
-    'rules: for slack in slacks {
-        let caps = if slack.is_finite() { caps(shop, slack) } else { vec![m; shop.rank_of.len()] };
-        for first in [First::Backward, First::Turns, First::LastChunk, First::Forward] {
-            for (late_forward, late_backward) in [(true, false), (true, true), (false, true), (false, false)] {
-                for overlap in [0.0, 0.5, 1.0] {
-                    let rule = Rule { first, late_forward, late_backward, overlap, caps: caps.clone(), pattern: None };
-                    if !best.try_rule(rule) {
-                        break 'rules;
-                    }
-                }
-            }
-        }
-    }
-    let busiest = busiest(shop);
-    let unit = shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min);
-    'patterns: for stretch in [1.0, 1.05, 1.1, 1.2, 1.35, 1.5] {
-        for weights in [true, false] {
-            for delays in 0..16u32 {
-                let delay = std::array::from_fn(|k| if delays >> k & 1 == 1 { unit } else { 0.0 });
-                let pattern = Pattern::new(shop, Layout { period: busiest * stretch, delay, weights });
-                for ahead in [0.0, 0.5 * busiest, busiest, 2.0 * busiest, f64::INFINITY] {
-                    for overlap in [0.0, 0.5, 1.0] {
-                        let rule = Rule {
-                            first: First::Pattern,
-                            late_forward: false,
-                            late_backward: false,
-                            overlap,
-                            caps: Vec::new(),
-                            pattern: Some((pattern.clone(), ahead)),
-                        };
-                        if !best.try_rule(rule) {
-                            break 'patterns;
-                        }
-                    }
-                }
+    let even = even(shop);
+    for shop in [shop, &even] {
+        for rule in rules(shop) {
+            if !best.try_rule(shop, rule) {
+                break;
             }
         }
     }
