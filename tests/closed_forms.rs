@@ -275,3 +275,23 @@ fn a4_one_microbatch_is_accepted_with_a_warning() {
     let run = run(&plans[0].order, &UnitCosts::default(), &Options::default());
     assert_eq!((run.metrics.makespan, run.metrics.bubble_fraction), (12.0, 0.75));
 }
+
+/// Chimera in units of p microbatches, whole and ragged, and fewer than one unit; B = 2 F for whole units alone.
+#[test]
+fn chimera_fills_each_unit_with_the_next() {
+    let mut cases = 0;
+    for (p, m) in (1..=5).flat_map(|half| (1..=20).map(move |each_way| (2 * half, 2 * each_way))) {
+        let last = (m - 1) % p + 1;
+        let whole = (last == p).then(|| ([1.0, 1.0, 1.0], (m / p + 1) * (p - 2)));
+        for (costs, idle) in std::iter::once(([2.0, 1.0, 1.0], 2 * (2 * p - 2 - last))).chain(whole) {
+            let run = run(&order("chimera", &params(p, m, 1, None)), &chunk_costs(costs, 0.0, 1), &Options::default());
+            let what = format!("p={p} m={m} {costs:?}");
+            assert_eq!(run.idle(), run.each(|_| f64::from(idle)), "idle of {what}");
+            let peak = |r: u32| m.min(m.min(p) / 2 + 1 + r.min(p - 1 - r));
+            assert_eq!(run.peaks(), run.each(peak), "peak of {what}");
+            assert_eq!(run.schedule.messages(), messages([p, m, 1]), "messages of {what}");
+            cases += 1;
+        }
+    }
+    assert_eq!(cases, 100 + 20 + 10 + 6 + 5 + 4);
+}

@@ -12,10 +12,12 @@ use pipewright::ir::ids::{Microbatch, Rank, Stage};
 use pipewright::ir::memory::{self, ByClass};
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::order::PipelineOrder;
-use pipewright::ir::passes::{accumulate, add_optimizer_step, add_send_recv, add_tied_reduction};
+use pipewright::ir::passes::{
+    accumulate, add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction,
+};
 use pipewright::ir::placement::Placement;
 use pipewright::ir::schedule::{Draft, Schedule};
-use pipewright::ir::schedules::{FAMILIES, ScheduleParams, find};
+use pipewright::ir::schedules::{Chunks, FAMILIES, ScheduleParams, find};
 use pipewright::ir::spec::{Rule, Semantics};
 use pipewright::ir::task::{Dep, Lane, Touch};
 use pipewright::ir::timeline::Timeline;
@@ -28,7 +30,7 @@ use proptest::test_runner::Config;
 use std::collections::BTreeMap;
 use support::plans::{Plan, any_order, any_plan, split_backward};
 use support::random::Random;
-use support::reference::{Place, Reference};
+use support::reference::{Place, Reference, place};
 
 /// Rounding of sums in another order.
 const RELATIVE: f64 = 1e-9;
@@ -49,11 +51,12 @@ fn duration(plan: &Plan, action: &Action) -> f64 {
     let chunks = f64::from(plan.order.placement.stages()) / f64::from(plan.order.placement.ranks());
     let scale = plan.costs.stage_scale.get(action.stage.index()).copied().unwrap_or(1.0);
     let share = |cost: f64| cost / chunks * scale;
+    let slices = f64::from(plan.order.slices);
     match action.op {
-        Op::Forward => share(plan.costs.forward),
-        Op::FullBackward => share(plan.costs.backward_input) + share(plan.costs.backward_weight),
-        Op::BackwardInput => share(plan.costs.backward_input),
-        Op::BackwardWeight => share(plan.costs.backward_weight),
+        Op::Forward => share(plan.costs.forward) / slices,
+        Op::FullBackward => share(plan.costs.backward_input) / slices + share(plan.costs.backward_weight) / slices,
+        Op::BackwardInput => share(plan.costs.backward_input) / slices,
+        Op::BackwardWeight => share(plan.costs.backward_weight) / slices,
         Op::OptimizerStep => share(plan.costs.optimizer),
         _ => 0.0,
     }
@@ -62,7 +65,7 @@ fn duration(plan: &Plan, action: &Action) -> f64 {
 /// Start and end of every action of a step.
 fn times(schedule: &Schedule, timeline: &Timeline, step: usize) -> BTreeMap<Place, (f64, f64)> {
     let span = |id| (timeline.span(step, id).start, timeline.span(step, id).end);
-    schedule.tasks().map(|(id, task)| ((task.rank, task.action), span(id))).collect()
+    schedule.tasks().map(|(id, task)| (place(task.rank, task.action), span(id))).collect()
 }
 
 /// The longest path over data, weight and transfer edges, found here: what no lane and no order can beat.
@@ -287,12 +290,12 @@ fn balance(schedule: &Schedule, timeline: &Timeline, rank: Rank, persistent: ByC
 fn small_program(random: &mut Random) -> PipelineOrder {
     loop {
         let family = &FAMILIES[random.below(FAMILIES.len())];
-        let v = family.default_chunks(Some(random.between(1, 3)));
-        let Ok(order) = family.order(&ScheduleParams::new(random.between(1, 4), random.between(1, 5), v)) else {
+        let v = if family.chunks == Chunks::Two { 2 } else { family.default_chunks(Some(random.between(1, 3))) };
+        let Ok(order) = family.order(&ScheduleParams::new(random.between(1, 4), random.between(1, 8), v)) else {
             continue;
         };
         let order = if random.below(3) == 0 { split_backward(&order, random.below(4)) } else { order };
-        let order = add_send_recv(&order);
+        let order = add_gradient_reduction(add_send_recv(&order));
         let order = if random.below(2) == 0 { add_tied_reduction(order) } else { order };
         return if random.below(4) > 0 { add_optimizer_step(order) } else { order };
     }
@@ -320,7 +323,9 @@ fn mutate(program: &mut PipelineOrder, random: &mut Random) -> (&'static str, Ac
         "microbatch",
         "stage",
         "operation",
+        "compound",
     ]);
+    let (cells, pipes) = (program.cells(), program.placement.pipes());
     let actions = &mut program.ranks[rank];
     let changed = actions[at];
     match kind {
@@ -340,10 +345,16 @@ fn mutate(program: &mut PipelineOrder, random: &mut Random) -> (&'static str, Ac
             to.insert(random.below(to.len() + 1), action);
         }
         "microbatch" => {
-            let microbatch = Microbatch::new(random.between(0, program.microbatches));
-            actions[at].microbatch = actions[at].microbatch.map(|_| microbatch);
+            let microbatch = Microbatch::new(random.between(0, cells.microbatches()));
+            let slices: Vec<u16> = (0..=cells.slices()).collect();
+            let slice = random.pick(&slices);
+            let sliced = |old: Microbatch| if old.slice().is_some() { microbatch.sliced(slice) } else { microbatch };
+            actions[at].microbatch = actions[at].microbatch.map(sliced);
         }
-        "stage" => actions[at].stage = Stage::new(random.between(0, program.placement.stages())),
+        "stage" => {
+            actions[at].stage = Stage::new(random.between(0, program.placement.stages())).on(random.pick(pipes));
+        }
+        "compound" => actions[at].joins_previous = !changed.joins_previous,
         _ => {
             let ops = [
                 Op::Forward,
@@ -401,11 +412,13 @@ fn mutated_programs_are_caught_or_harmless() {
                 assert!(timeline.makespan().is_finite(), "{what}");
                 let checked = Reference::new(&program).check_step(&times(&schedule, &timeline, 0), costs.hop);
                 assert_eq!(checked, Ok(()), "{what}");
-                // Other than a new place on its rank, only what is optional for the whole program may go.
-                let new_place = ["swap", "swap neighbours", "move"].contains(&kind)
+                // Other than a new place on its rank, and running as one with its neighbour, only what is optional for the
+                // whole program may go; and a reduction between two stages of a rank may name either.
+                let new_place = ["swap", "swap neighbours", "move", "compound"].contains(&kind)
                     || lawful.ranks.len() == 1 && kind == "retarget";
                 let optional = kind == "drop" && !changed.op.has_microbatch();
-                assert!(program == lawful || new_place || optional, "{what}");
+                let other_name = kind == "stage" && changed.op.is_collective();
+                assert!(program == lawful || new_place || optional || other_name, "{what}");
                 count[if program == lawful { 2 } else { 1 }] += 1;
             }
         }
@@ -413,7 +426,7 @@ fn mutated_programs_are_caught_or_harmless() {
     println!("[caught, harmless, unchanged]: {counts:?}; deadlocks alone, by semantics: {deadlocks:?}");
     let total = |i: usize| counts.values().map(|count| count[i]).sum::<usize>();
     assert!(total(0) > 3000 && total(1) > 300, "{counts:?}");
-    for kind in ["swap", "swap neighbours", "move"] {
+    for kind in ["swap", "swap neighbours", "move", "compound"] {
         assert!(counts[kind][0] > 0 && counts[kind][1] > 0, "{kind}: {counts:?}");
     }
     assert!(deadlocks.iter().all(|count| *count > 0), "{deadlocks:?}");
@@ -437,8 +450,8 @@ fn nearly_valid_text_never_panics() {
             Ok(order.ranks.concat())
         );
         let workload = weighted(order.placement.stages());
-        let fuller = add_optimizer_step(add_tied_reduction(add_send_recv(&order)));
-        let last = Rank(order.placement.ranks() - 1);
+        let fuller = add_optimizer_step(add_tied_reduction(add_gradient_reduction(add_send_recv(&order))));
+        let last = Rank(order.placement.ranks().saturating_sub(1));
         let table = Placement::table(order.placement.ranks(), vec![last; order.placement.stages() as usize]);
         let misplaced = PipelineOrder { placement: table, ..order.clone() };
         for candidate in
@@ -534,7 +547,7 @@ fn noise(random: &mut Random) -> String {
 /// A lawful program with a few characters changed, lost or doubled.
 fn damaged(program: &PipelineOrder, random: &mut Random) -> String {
     let mut text: Vec<char> = program.to_csv(random.below(2) == 0).chars().collect();
-    let characters = ['0', '1', '2', 'F', 'B', 'I', 'W', ',', '\n', '.', ' ', 'é'];
+    let characters = ['0', '1', '2', 'F', 'B', 'I', 'W', 'd', 'u', '(', ';', ')', ',', '\n', '.', ' ', 'é'];
     for _ in 0..random.between(0, 3) {
         let at = random.below(text.len());
         match random.below(3) {

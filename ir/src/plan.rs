@@ -203,7 +203,7 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         }
         None => Vec::new(),
     };
-    let warnings = warnings(context, &family, order.placement.ranks(), chunks);
+    let warnings = warnings(context, &family, &order, chunks);
     let job = job(context);
     Ok(Plan { name, family, chunks, order, batch: context.batch, model: context.model.cloned(), layers, job, warnings })
 }
@@ -389,16 +389,22 @@ pub(crate) fn nearest_divisors(n: u32, near: u32) -> Vec<u32> {
 }
 
 /// Legal, but worth a word.
-fn warnings(context: &Context<'_>, family: &str, ranks: u32, chunks: u32) -> Vec<String> {
+fn warnings(context: &Context<'_>, family: &str, order: &PipelineOrder, chunks: u32) -> Vec<String> {
     let mut warnings = Vec::new();
-    let m = context.batch.microbatches;
-    if m < ranks && family != "naive" && family != "custom" {
+    let (m, ranks, slices) = (context.batch.microbatches, order.placement.ranks(), u32::from(order.slices));
+    let enough = ranks.div_ceil(slices.max(1));
+    if m < enough && family != "naive" && family != "custom" {
         // Chunk times: all that a rank does, and until the last rank has its first chunk of the last group.
-        let [m, p, v] = [m, ranks, chunks].map(f64::from);
-        let idle = (1.0 - m * v / ((v - 1.0) * p + m + p - 1.0)) * 100.0;
-        warnings.push(format!(
-            "{m} microbatches do not fill {p} ranks: at equal stages {idle:.0} % of the time is idle; use {p} or more"
-        ));
+        let [n, p, v] = [m * slices, ranks, chunks].map(f64::from);
+        let idle = (1.0 - n * v / ((v - 1.0) * p + n + p - 1.0)) * 100.0;
+        let idle = match family {
+            "gpipe" | "1f1b" | "eager-1f1b" | "seq1f1b" | "looped-bfs" | "interleaved-1f1b" => {
+                format!(": at equal stages {idle:.0} % of the time is idle")
+            }
+            // No closed form for so few.
+            _ => String::new(),
+        };
+        warnings.push(format!("{m} microbatches do not fill {ranks} ranks{idle}; use {enough} or more"));
     }
     let (parallel, training) = (&context.scenario.parallel, &context.scenario.training);
     if parallel.zero_stage.is_some_and(|stage| stage >= 2) && ranks > 1 {

@@ -3,12 +3,21 @@
 //! One law: a family emits compute actions only; passes add the rest. Adding one is a file here and a row in
 //! [`FAMILIES`].
 
+mod chimera;
+mod dual;
+mod dualpipe;
+mod dualpipe_v;
 mod eager_one_f_one_b;
 mod gpipe;
+mod groups;
 mod interleaved;
+mod interleaved_zero_bubble;
+mod looped_bfs;
 mod naive;
 mod one_f_one_b;
+mod seq_one_f_one_b;
 mod warmup;
+mod zb_v;
 
 use crate::fault::Fault;
 use crate::order::PipelineOrder;
@@ -99,8 +108,20 @@ pub struct Family {
 }
 
 /// Every family, in the order `list` shows them.
-pub static FAMILIES: [Family; 5] =
-    [naive::FAMILY, gpipe::FAMILY, one_f_one_b::FAMILY, eager_one_f_one_b::FAMILY, interleaved::FAMILY];
+pub static FAMILIES: [Family; 12] = [
+    naive::FAMILY,
+    gpipe::FAMILY,
+    one_f_one_b::FAMILY,
+    eager_one_f_one_b::FAMILY,
+    seq_one_f_one_b::FAMILY,
+    looped_bfs::FAMILY,
+    interleaved::FAMILY,
+    interleaved_zero_bubble::FAMILY,
+    zb_v::FAMILY,
+    chimera::FAMILY,
+    dualpipe::FAMILY,
+    dualpipe_v::FAMILY,
+];
 
 /// JSON path of the number of microbatches.
 pub(crate) const MICROBATCHES: &str = "training.num_microbatches";
@@ -257,10 +278,37 @@ mod tests {
             ("one_f_one_b", "1f1b"),
             ("Interleaved1F1B", "interleaved-1f1b"),
             ("Eager 1F1B", "eager-1f1b"),
+            ("LoopedBFS", "looped-bfs"),
+            ("InterleavedZeroBubble", "interleaved-zb"),
+            ("ZBVZeroBubble", "zb-v"),
+            ("DualPipeV", "dualpipe-v"),
         ] {
             assert_eq!(find(spelt).map(|f| f.name), Some(name));
         }
         assert!(find("2f2b").is_none());
+    }
+
+    /// Four stages on four ranks are no V (field case A4 h).
+    #[test]
+    fn a_v_needs_two_stages_a_rank() {
+        for name in ["ZBV", "DualPipeV"] {
+            let faults = find(name).unwrap().faults(&ScheduleParams::new(4, 8, 1));
+            assert_eq!(faults.len(), 1, "{faults:?}");
+            assert!(faults[0].message.contains("needs 2 stages a rank = 8 stages"), "{}", faults[0].message);
+            assert!(faults[0].message.ends_with("not 4"), "{}", faults[0].message);
+        }
+    }
+
+    #[test]
+    fn every_family_is_found_by_its_names_and_each_name_is_of_one() {
+        let mut names = std::collections::BTreeSet::new();
+        for family in &FAMILIES {
+            for name in std::iter::once(&family.name).chain(family.aliases) {
+                assert_eq!(find(name).map(|f| f.name), Some(family.name), "{name}");
+                names.insert(*name);
+            }
+        }
+        assert!(names.len() > 2 * FAMILIES.len(), "{names:?}");
     }
 
     #[test]

@@ -40,8 +40,8 @@ pub(crate) fn run(args: &ListArgs) -> Result<u8, Failure> {
         text.push_str(&format!("    also called          {}\n", row.aliases.join(", ")));
     }
     text.push_str("custom\n    the order in a CSV file: { \"name\": \"custom\", \"csv\": \"orders/mine.csv\" }\n");
-    text.push_str("\nF, B: times of one chunk, equal stages, no hop. Activations: most chunks alive.\n");
-    text.push_str("p ranks, m microbatches, v chunks a rank, g microbatches a group.\n");
+    text.push_str("\nF, B = I + W: times of one chunk, equal stages, no hop. Activations: most chunks alive.\n");
+    text.push_str("p ranks, m microbatches, v chunks a rank, g microbatches a group, k slices a microbatch.\n");
     output::result(&text)?;
     Ok(exit::FINE)
 }

@@ -2,9 +2,11 @@
 
 use pipewright::ir::action::{Action, Op};
 use pipewright::ir::order::PipelineOrder;
-use pipewright::ir::passes::{accumulate, add_optimizer_step, add_send_recv, add_tied_reduction};
+use pipewright::ir::passes::{
+    accumulate, add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction,
+};
 use pipewright::ir::schedule::{Draft, Schedule};
-use pipewright::ir::schedules::{FAMILIES, ScheduleParams};
+use pipewright::ir::schedules::{Chunks, FAMILIES, Family, ScheduleParams};
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use proptest::collection::vec;
@@ -63,20 +65,24 @@ fn stage_workload() -> impl Strategy<Value = StageWorkload> {
     })
 }
 
-/// Every group size that interleaving may be given, the strict form first where it is legal.
-fn legal_params(p: u32, m: u32, v: u32, family: usize) -> Vec<ScheduleParams> {
-    let groups = std::iter::once(None).chain((1..=m).map(Some));
-    let all = groups.map(|g| ScheduleParams { microbatch_group_size: g, ..ScheduleParams::new(p, m, v) });
-    all.filter(|params| FAMILIES[family].faults(params).is_empty()).collect()
+/// Every way to set the knobs of a family, plain first where that is legal.
+fn legal_params(p: u32, m: u32, v: u32, family: &Family) -> Vec<ScheduleParams> {
+    let plain = ScheduleParams::new(p, m, v);
+    let grouped = (1..=m).map(|g| ScheduleParams { microbatch_group_size: Some(g), ..plain.clone() });
+    let sliced = (1..=3).map(|k| ScheduleParams { num_seq_splits: Some(k), ..plain.clone() });
+    let all = std::iter::once(plain.clone()).chain(grouped).chain(sliced);
+    all.filter(|params| family.faults(params).is_empty()).collect()
 }
 
-/// Any legal order up to 8 ranks, 24 microbatches and 4 chunks.
+/// Any legal order up to 8 ranks, 24 microbatches and 4 chunks: the next legal one where a family does not take the numbers.
 pub(crate) fn any_order() -> impl Strategy<Value = PipelineOrder> {
-    (0..FAMILIES.len(), 1_u32..=8, 1_u32..=24, 1_u32..=4, any::<prop::sample::Index>()).prop_map(
-        |(family, p, m, v, g)| {
-            let v = FAMILIES[family].default_chunks(Some(v));
-            let legal = legal_params(p, m, v, family);
-            FAMILIES[family].order(&legal[g.index(legal.len())]).unwrap()
+    (0..FAMILIES.len(), 0_u32..8, 0_u32..24, 1_u32..=4, any::<prop::sample::Index>()).prop_map(
+        |(family, p, m, v, knobs)| {
+            let family = &FAMILIES[family];
+            let v = if family.chunks == Chunks::Two { 2 } else { family.default_chunks(Some(v)) };
+            let shapes = (p..p + 8).flat_map(|p| (m..m + 24).map(move |m| (p % 8 + 1, m % 24 + 1)));
+            let legal = shapes.map(|(p, m)| legal_params(p, m, v, family)).find(|legal| !legal.is_empty()).unwrap();
+            family.order(&legal[knobs.index(legal.len())]).unwrap()
         },
     )
 }
@@ -87,12 +93,14 @@ pub(crate) fn split_backward(order: &PipelineOrder, delay: usize) -> PipelineOrd
         let mut halves = Vec::with_capacity(actions.len() * 2);
         let mut waiting: std::collections::VecDeque<(usize, Action)> = std::collections::VecDeque::new();
         for (i, action) in actions.iter().enumerate() {
-            while waiting.front().is_some_and(|(due, _)| *due <= i) {
+            // Nothing comes between the parts of a compound action.
+            while !action.joins_previous && waiting.front().is_some_and(|(due, _)| *due <= i) {
                 halves.extend(waiting.pop_front().map(|(_, weight)| weight));
             }
             if action.op == Op::FullBackward {
                 halves.push(Action { op: Op::BackwardInput, ..*action });
-                waiting.push_back((i + delay, Action { op: Op::BackwardWeight, ..*action }));
+                let weight = Action { op: Op::BackwardWeight, joins_previous: false, ..*action };
+                waiting.push_back((i + delay, weight));
             } else {
                 halves.push(*action);
             }
@@ -121,7 +129,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                     last.tied = tied;
                 }
                 stages[0].tied = tied;
-                let mut program = add_send_recv(&order);
+                let mut program = add_gradient_reduction(add_send_recv(&order));
                 program = if reduce { add_tied_reduction(program) } else { program };
                 program = if optimizer { add_optimizer_step(program) } else { program };
                 let costs = UnitCosts {

@@ -8,8 +8,14 @@ use pipewright::ir::placement::Placement;
 use pipewright::ir::spec::Semantics;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// An action with its rank: unique in a lawful program.
+/// An action with its rank: unique in a lawful program. Whether it is part of a compound action does not count here: the
+/// parts run one after another.
 pub(crate) type Place = (Rank, Action);
+
+/// The place of an action.
+pub(crate) fn place(rank: Rank, action: Action) -> Place {
+    (rank, Action { joins_previous: false, ..action })
+}
 
 /// A program as queues of actions that run one after another.
 pub(crate) struct Reference<'a> {
@@ -32,7 +38,7 @@ impl<'a> Reference<'a> {
                 Op::FullBackward | Op::BackwardWeight => {
                     reference.gradients.entry(action.stage).or_default().push((rank, action));
                 }
-                Op::ReduceTied => reference.reductions.push((rank, action)),
+                Op::ReduceGrad | Op::ReduceTied => reference.reductions.push((rank, action)),
                 _ => {}
             }
         }
@@ -41,7 +47,7 @@ impl<'a> Reference<'a> {
 
     fn places(&self) -> Vec<Place> {
         let ranks = self.order.ranks.iter().enumerate();
-        ranks.flat_map(|(r, actions)| actions.iter().map(move |a| (Rank::at(r), *a))).collect()
+        ranks.flat_map(|(r, actions)| actions.iter().map(move |a| place(Rank::at(r), *a))).collect()
     }
 
     fn placement(&self) -> &Placement {
@@ -79,14 +85,36 @@ impl<'a> Reference<'a> {
                 vec![(self.sender((rank, action)).unwrap(), true)]
             }
             Op::OptimizerStep => {
-                let reductions = self.reductions.iter().copied().filter(|(r, _)| *r == rank);
-                gradients(stage).chain(reductions).map(|place| (place, false)).collect()
+                let reductions = self.reductions.iter().copied().filter(|r| self.reduces(r).contains(&stage));
+                gradients(stage).chain(reductions.filter(|(r, _)| *r == rank)).map(|place| (place, false)).collect()
             }
             Op::ReduceGrad | Op::ReduceTied => {
-                let ends = [Stage::new(0), Stage::new(self.placement().stages() - 1)].into_iter().flat_map(gradients);
-                ends.map(|place| (place, place.0 != rank)).collect()
+                let members = self.members(&(rank, action));
+                let stages: BTreeSet<Stage> = members.iter().flat_map(|member| self.reduces(member)).collect();
+                stages.into_iter().flat_map(gradients).map(|place| (place, place.0 != rank)).collect()
             }
         }
+    }
+
+    /// The stages whose gradients a reduction sums up on its rank: its own, and its partner where that is beside it.
+    fn reduces(&self, (rank, action): &Place) -> Vec<Stage> {
+        let partner = match action.op {
+            Op::ReduceGrad => self.placement().copy_of(action.stage),
+            _ => self.placement().tied_partner(action.stage),
+        };
+        let beside = partner.filter(|stage| self.placement().rank_of(*stage) == Some(*rank));
+        std::iter::once(action.stage).chain(beside).collect()
+    }
+
+    /// The reductions that happen together with this one: itself alone where it stands for both.
+    fn members(&self, reduction: &Place) -> Vec<Place> {
+        if self.reduces(reduction).len() > 1 {
+            return vec![*reduction];
+        }
+        let Action { stage, op, .. } = reduction.1;
+        let same =
+            |other: &&Place| other.1.op == op && (op == Op::ReduceTied || other.1.stage.number() == stage.number());
+        self.reductions.iter().filter(same).copied().collect()
     }
 
     /// The send of a receive.
@@ -144,7 +172,7 @@ impl<'a> Reference<'a> {
             // What can only happen together stands at the head together.
             let together = |place: &Place| match place.1.op {
                 _ if semantics == Semantics::Eager => vec![*place],
-                Op::ReduceTied => self.reductions.clone(),
+                op if op.is_collective() => self.members(place),
                 op if op.is_receive() => vec![self.sender(*place).unwrap(), *place],
                 op if op.is_send() => Vec::new(),
                 _ => vec![*place],
@@ -204,9 +232,7 @@ impl<'a> Reference<'a> {
 
     /// Whether times obey what a training step is: every forward and backward once, each after what it needs.
     pub(crate) fn check_step(&self, times: &BTreeMap<Place, (f64, f64)>, hop: f64) -> Result<(), String> {
-        for (stage, microbatch) in (0..self.placement().stages())
-            .flat_map(|s| (0..self.order.microbatches).map(move |m| (Stage::new(s), Microbatch::new(m))))
-        {
+        for (stage, microbatch) in self.order.cells().iter() {
             let home = self.placement().rank_of(stage).unwrap();
             let at =
                 |op, stage| times.get(&(self.placement().rank_of(stage)?, Action::new(stage, op, microbatch))).copied();
@@ -223,6 +249,16 @@ impl<'a> Reference<'a> {
             let own = backward(stage).ok_or_else(|| format!("no proper backward of {microbatch} on stage {stage}"))?;
             if own.0 < forward.1 {
                 return Err(format!("backward of {microbatch} on stage {stage} before its forward"));
+            }
+            if let Some(before) = microbatch.slice().and_then(|k| k.checked_sub(1)).map(|k| microbatch.sliced(k)) {
+                // A slice attends to those before it, and its backward adds to theirs.
+                let span = |op, m| times.get(&(home, Action::new(stage, op, m))).copied();
+                let input = |m| span(Op::FullBackward, m).or(span(Op::BackwardInput, m));
+                let early = span(Op::Forward, before).is_none_or(|other| forward.0 < other.1)
+                    || input(before).is_none_or(|other| other.0 < own.1);
+                if early {
+                    return Err(format!("slices {before} and {microbatch} on stage {stage} in the wrong order"));
+                }
             }
             let Some(next) = self.placement().next(stage) else {
                 continue;

@@ -11,10 +11,10 @@
 //! `((v - 1) p + m + p - 1)(F + B)` for `g = m < p`; at most `min(m v, (v - 1) g + 2 (p - 1 - r) + 1)` chunks alive.
 //! `2 m (p v - 1)` messages, a little more than `v` times those of 1F1B. Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.2.
 
-use super::{Chunks, Family, GROUP, Knobs, MICROBATCHES, ScheduleParams, warmup};
+use super::groups::{self, Groups};
+use super::{Chunks, Family, Knobs, MICROBATCHES, ScheduleParams, warmup};
 use crate::action::{Action, Op};
 use crate::fault::Fault;
-use crate::ids::{Microbatch, Stage};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 
@@ -31,28 +31,15 @@ pub(super) const FAMILY: Family = Family {
     order,
 };
 
-/// The group size in force: as given, else `p`.
-fn group_size(params: &ScheduleParams) -> u32 {
-    params.microbatch_group_size.unwrap_or(params.ranks)
-}
-
-/// Strict (no group size given): `m mod p = 0`. With one: `p <= g <= m` and `m mod g` is 0 or at least `p` (Megatron-LM),
-/// or `g = m`, a single group, which is sound for every `m`.
+/// Strict (no group size given): `m mod p = 0`. With one, whatever leaves no group too small, see [`groups`].
 fn constraints(params: &ScheduleParams) -> Vec<Fault> {
     let ScheduleParams { ranks: p, microbatches: m, .. } = *params;
-    let Some(g) = params.microbatch_group_size else {
-        return if m.is_multiple_of(p) { Vec::new() } else { vec![not_divisible(m, p)] };
+    let fault = match params.microbatch_group_size {
+        Some(g) => groups::size_fault(p, m, g),
+        None if m.is_multiple_of(p) => None,
+        None => Some(not_divisible(m, p)),
     };
-    if g == m || (g >= p && g < m && (m.is_multiple_of(g) || m % g >= p)) {
-        return Vec::new();
-    }
-    let legal: Vec<String> = legal_groups(p, m).into_iter().map(|g| g.to_string()).collect();
-    let message = format!(
-        "{GROUP} = {g} does not suit p = {p} ranks and m = {m} microbatches: it must lie between p and m and leave a last \
-         group of 0 or at least p microbatches ({m} % {g} = {})",
-        m.checked_rem(g).unwrap_or(m)
-    );
-    vec![Fault::new(GROUP, "interleaved::group", message, format!("use one of {}", legal.join(", ")))]
+    fault.into_iter().collect()
 }
 
 fn not_divisible(m: u32, p: u32) -> Fault {
@@ -61,41 +48,18 @@ fn not_divisible(m: u32, p: u32) -> Fault {
          is num_microbatches, or global_batch_size / (micro_batch_size * data_parallel_size))",
         m % p
     );
-    let (below, above) = (m / p * p, (m / p + 1).saturating_mul(p));
-    let nearest = if below == 0 { format!("m = {above}") } else { format!("m = {below} or {above}") };
-    let group = legal_groups(p, m).first().copied().unwrap_or(m);
-    let help = format!("use {nearest}, or allow uneven groups with \"{GROUP}\": {group} in this entry of schedules");
+    let help = groups::help(p, m, m / p * p, (m / p + 1).saturating_mul(p));
     Fault::new(MICROBATCHES, "interleaved::microbatches", message, help)
-}
-
-/// The group sizes that `m` microbatches on `p` ranks allow, at most eight of them, smallest first, `m` always among
-/// them.
-fn legal_groups(p: u32, m: u32) -> Vec<u32> {
-    let mut legal: Vec<u32> = (p..m).filter(|g| m.is_multiple_of(*g) || m % g >= p).take(7).collect();
-    legal.push(m);
-    legal
 }
 
 fn order(params: &ScheduleParams) -> PipelineOrder {
     let ScheduleParams { ranks: p, microbatches: m, chunks: v, .. } = *params;
-    let g = group_size(params);
+    let groups = Groups::new(params, params.microbatch_group_size.unwrap_or(p));
     let rank = |r: u32| {
-        // The k-th chunk action of a rank: group, then chunk, then microbatch in the group.
-        let place = |k: u32| {
-            let group = k / (g * v);
-            let size = g.min(m - group * g);
-            let within = k - group * g * v;
-            (within / size, group * g + within % size)
-        };
-        let forward = |k| {
-            let (chunk, microbatch) = place(k);
-            Action::new(Stage::new(chunk * p + r), Op::Forward, Microbatch::new(microbatch))
-        };
-        let backward = |k| {
-            let (chunk, microbatch) = place(k);
-            Action::new(Stage::new((v - 1 - chunk) * p + r), Op::FullBackward, Microbatch::new(microbatch))
-        };
-        let warmup = (v - 1) * g + 2 * (p - 1 - r);
+        let action = |(stage, microbatch), op| Action::new(stage, op, microbatch);
+        let forward = |k| action(groups.forward(r, k), Op::Forward);
+        let backward = |k| action(groups.backward(r, k), Op::FullBackward);
+        let warmup = (v - 1) * groups.size + 2 * (p - 1 - r);
         warmup::one_forward_one_backward(m * v, warmup, forward, backward)
     };
     PipelineOrder::new(m, Placement::looped(p, v), (0..p).map(rank).collect())

@@ -4,9 +4,9 @@ use super::{Rule, Semantics, Violation};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Stage};
 use crate::order::PipelineOrder;
-use crate::passes::{add_optimizer_step, add_send_recv, add_tied_reduction};
+use crate::passes::{add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction};
 use crate::schedule::Draft;
-use crate::schedules::{FAMILIES, ScheduleParams, find};
+use crate::schedules::{Chunks, FAMILIES, Family, ScheduleParams, find};
 use crate::task::Touch;
 use crate::workload::{StageWorkload, Workload};
 
@@ -15,7 +15,11 @@ fn order(family: &str, p: u32, m: u32, v: u32) -> PipelineOrder {
 }
 
 fn full(family: &str, p: u32, m: u32, v: u32) -> PipelineOrder {
-    add_optimizer_step(add_tied_reduction(add_send_recv(&order(family, p, m, v))))
+    all_passes(&order(family, p, m, v))
+}
+
+fn all_passes(order: &PipelineOrder) -> PipelineOrder {
+    add_optimizer_step(add_tied_reduction(add_gradient_reduction(add_send_recv(order))))
 }
 
 fn draft(order: &PipelineOrder) -> Draft {
@@ -38,14 +42,48 @@ fn at(order: &PipelineOrder, rank: usize, action: &str) -> usize {
     order.ranks[rank].iter().position(|a| a.to_string() == action).unwrap()
 }
 
+/// Legal parameters of a family, small and large, with every knob that it takes.
+fn legal(family: &Family) -> Vec<ScheduleParams> {
+    let shapes = (1..=4).flat_map(|p| (1..=9).map(move |m| (p, m))).chain([
+        (2, 16),
+        (3, 16),
+        (4, 10),
+        (4, 12),
+        (5, 12),
+        (6, 12),
+        (6, 15),
+        (8, 16),
+    ]);
+    let mut legal = Vec::new();
+    for (p, m) in shapes {
+        let chunks: &[u32] = match family.chunks {
+            Chunks::One => &[1],
+            Chunks::Two => &[2],
+            Chunks::Any => &[1, 2, 3],
+        };
+        for plain in chunks.iter().map(|v| ScheduleParams::new(p, m, *v)) {
+            let groups = (1..=m).filter(|_| family.knobs.group).map(Some);
+            let slices = [1, 3].into_iter().filter(|_| family.knobs.slices).map(Some);
+            let grouped = groups.map(|g| ScheduleParams { microbatch_group_size: g, ..plain.clone() });
+            let sliced = slices.map(|k| ScheduleParams { num_seq_splits: k, ..plain.clone() });
+            legal.extend(grouped.chain(sliced).filter(|params| family.faults(params).is_empty()));
+            legal.extend(Some(plain).filter(|params| family.faults(params).is_empty()));
+        }
+    }
+    legal
+}
+
 #[test]
 fn every_family_keeps_the_law_under_every_semantics() {
     for family in &FAMILIES {
-        for (p, m, v) in [(1, 1, 1), (2, 4, 1), (4, 8, 1), (4, 8, 2), (3, 6, 3), (1, 4, 2)] {
-            let v = family.default_chunks(Some(v));
-            let order = full(family.name, p, m, v);
+        let legal = legal(family);
+        assert!(legal.len() >= 9, "{} has {} legal plans", family.name, legal.len());
+        for params in legal {
+            let order = all_passes(&family.order(&params).unwrap());
             for semantics in Semantics::ALL {
-                assert_eq!(draft(&order).check(semantics), [], "{} p={p} m={m} v={v}", family.name);
+                let ScheduleParams { ranks, microbatches, chunks, microbatch_group_size, num_seq_splits, .. } = params;
+                let what = (ranks, microbatches, chunks, microbatch_group_size, num_seq_splits);
+                assert_eq!(draft(&order).check(semantics), [], "{} {what:?} under {semantics:?}", family.name);
             }
         }
     }
