@@ -18,12 +18,5 @@ mod tune;
 
 pub use bound::{Bound, lower_bound};
 pub use evaluate::{Evaluation, RankEvaluation, evaluate};
-pub(crate) use shop::Shop;
+pub(crate) use shop::{Shop, slots};
 pub(crate) use tune::{Effort, best_order};
-
-/// temp
-pub fn probe(placement: &crate::placement::Placement, times: &crate::unit_costs::StageTimes, m: u32, limit: f64, list: usize, improve: usize) -> Option<(Evaluation, Bound)> {
-    let shop = Shop::new(placement, times, m, |_| Some(limit));
-    let b = bound::of_shop(&shop);
-    best_order(&shop, Vec::new(), Effort { list, improve }).map(|(pr, e)| { if std::env::var("SHOW").is_ok() { println!("{}", shop.order(&pr).to_csv(true)); } (e, b) })
-}

@@ -21,8 +21,6 @@ pub(crate) enum First {
     Turns,
     /// A forward of the rank's last chunk, then a backward, then the other forwards.
     LastChunk,
-    /// What comes first in the rule's pattern.
-    Pattern,
 }
 
 /// The rule of a list schedule.
@@ -37,7 +35,7 @@ pub(crate) struct Rule {
     pub(crate) overlap: f64,
     /// Most forwards of each stage that may be ahead of its backwards (warm-up + 1 of 1F1B); at least 1.
     pub(crate) caps: Vec<usize>,
-    /// With [`First::Pattern`]: the pattern, and how far ahead of the first task of the rank that has not run another may
+    /// Instead of all that: by the clock of a pattern, and how far ahead of the first task of the rank that has not run another may
     /// be taken while that one's input is not there.
     pub(crate) pattern: Option<(Pattern, f64)>,
 }
@@ -217,7 +215,6 @@ impl Builder<'_> {
             First::Forward => true,
             First::Turns => !self.ranks[rank].last_was_forward,
             First::LastChunk => forward == last && stages.len() > 1,
-            First::Pattern => false,
         };
         let main = match (forward, input) {
             (Some(stage), None) => Some((Kind::Forward, stage)),

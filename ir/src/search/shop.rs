@@ -101,6 +101,20 @@ impl Shop {
         fits.then(|| order.ranks.iter().map(program).collect()).flatten()
     }
 
+    /// One microbatch after the other: as few slots as there can be.
+    pub(crate) fn one_at_a_time(&self) -> Program {
+        let program = |stages: &Vec<usize>| {
+            let once = |m: usize| {
+                let step = move |kind| move |s: &usize| self.step(kind, *s, m);
+                let forward = stages.iter().map(step(Kind::Forward));
+                let input = stages.iter().rev().map(step(Kind::BackwardInput));
+                forward.chain(input).chain(stages.iter().rev().map(step(Kind::BackwardWeight))).collect::<Vec<_>>()
+            };
+            (0..self.microbatches).flat_map(once).collect()
+        };
+        self.stages_of.iter().map(program).collect()
+    }
+
     /// The order of a program.
     pub(crate) fn order(&self, program: &Program) -> PipelineOrder {
         let action = |step: &Step| {

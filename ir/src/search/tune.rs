@@ -18,6 +18,13 @@ pub(crate) struct Effort {
     pub(crate) improve: usize,
 }
 
+impl Effort {
+    /// For a named family: a tenth of a second for a plan of any size.
+    pub(crate) const NAMED: Self = Self { list: 2_000_000, improve: 4_000_000 };
+    /// For `auto`: some tenths of a second a placement.
+    pub(crate) const AUTO: Self = Self { list: 6_000_000, improve: 30_000_000 };
+}
+
 /// The best program found so far.
 struct Best<'a> {
     shop: &'a Shop,
@@ -87,12 +94,24 @@ fn even(shop: &Shop) -> Shop {
     Shop { times: vec![[mean, 2.0 * mean, mean, mean]; shop.times.len()], ..shop.clone() }
 }
 
-/// Every rule to try.
+/// Every rule to try: those by readiness and those by a pattern in turn, so that a short search sees both.
 fn rules(shop: &Shop) -> Vec<Rule> {
-    let m = shop.microbatches;
+    let (mut by_readiness, mut by_pattern) = (readiness_rules(shop).into_iter(), pattern_rules(shop).into_iter());
+    let mut rules = Vec::new();
+    loop {
+        let before = rules.len();
+        rules.extend(by_readiness.next());
+        rules.extend(by_pattern.next());
+        if rules.len() == before {
+            return rules;
+        }
+    }
+}
+
+fn readiness_rules(shop: &Shop) -> Vec<Rule> {
     let mut rules = Vec::new();
     for slack in [f64::INFINITY, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 3.0] {
-        let caps = if slack.is_finite() { caps(shop, slack) } else { vec![m; shop.rank_of.len()] };
+        let caps = if slack.is_finite() { caps(shop, slack) } else { vec![shop.microbatches; shop.rank_of.len()] };
         for first in [First::Backward, First::Turns, First::LastChunk, First::Forward] {
             for (late_forward, late_backward) in [(true, false), (true, true), (false, true), (false, false)] {
                 for overlap in [0.0, 0.5, 1.0] {
@@ -101,17 +120,22 @@ fn rules(shop: &Shop) -> Vec<Rule> {
             }
         }
     }
+    rules
+}
+
+fn pattern_rules(shop: &Shop) -> Vec<Rule> {
     let busiest = busiest(shop);
-    let unit = shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min);
+    let shortest = shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min);
+    let mut rules = Vec::new();
     for stretch in [1.0, 1.05, 1.1, 1.2, 1.35, 1.5] {
         for weights in [true, false] {
             for delays in 0..16u32 {
-                let delay = std::array::from_fn(|k| if delays >> k & 1 == 1 { unit } else { 0.0 });
+                let delay = std::array::from_fn(|k| if delays >> k & 1 == 1 { shortest } else { 0.0 });
                 let pattern = Pattern::new(shop, Layout { period: busiest * stretch, delay, weights });
-                for ahead in [0.0, 0.5 * busiest, busiest, 2.0 * busiest, f64::INFINITY] {
+                for ahead in [f64::INFINITY, 0.0, 0.5 * busiest, busiest, 2.0 * busiest] {
                     for overlap in [0.0, 0.5, 1.0] {
                         rules.push(Rule {
-                            first: First::Pattern,
+                            first: First::Backward,
                             late_forward: false,
                             late_backward: false,
                             overlap,
@@ -140,11 +164,9 @@ pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) 
         best.offer(candidate);
     }
     let even = even(shop);
-    for shop in [shop, &even] {
-        for rule in rules(shop) {
-            if !best.try_rule(shop, rule) {
-                break;
-            }
+    for (own, other) in rules(shop).into_iter().zip(rules(&even)) {
+        if !best.try_rule(shop, own) || !best.try_rule(&even, other) {
+            break;
         }
     }
     if !best.done() {
