@@ -17,7 +17,12 @@ pub(super) fn limit_faults(params: &ScheduleParams) -> Vec<Fault> {
             "{LIMIT} of rank {rank} is {limit}, less than one microbatch: every order must hold the activations of all \
              chunks of a microbatch before it can free any"
         );
-        Fault::new(LIMIT, "schedule::limit", message, "use 1 or more: 1 is the smallest peak of any order, on every rank")
+        Fault::new(
+            LIMIT,
+            "schedule::limit",
+            message,
+            "use 1 or more: 1 is the smallest peak of any order, on every rank",
+        )
     };
     low.map(fault).into_iter().collect()
 }

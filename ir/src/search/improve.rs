@@ -15,6 +15,8 @@ use super::shop::{Program, Shop};
 const HISTORY: usize = 200;
 /// The search starts anew from the best order, each time with a smaller leeway to be worse, as a share.
 const LEEWAYS: [f64; 4] = [0.06, 0.03, 0.015, 0.0];
+/// Most steps of a round for each task of the plan.
+const STEPS_PER_TASK: usize = 40;
 /// How far a task moves at most, in places.
 const REACH: usize = 8;
 
@@ -102,7 +104,9 @@ pub(super) fn improve(
 ) -> (Evaluation, Program) {
     let mut random = Random(0);
     let mut best = (evaluation, program);
-    let steps = effort / shop.tasks().max(1) / (2 * LEEWAYS.len());
+    let tasks = shop.tasks().max(1);
+    // A small plan needs no more steps than it has orders worth trying.
+    let steps = (effort / tasks / (2 * LEEWAYS.len())).min(1000 + STEPS_PER_TASK * tasks);
     for leeway in LEEWAYS {
         spine_search(shop, evaluator, &mut best, bound, steps, leeway, &mut random);
         program_search(shop, evaluator, &mut best, bound, steps, leeway, &mut random);

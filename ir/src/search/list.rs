@@ -256,7 +256,8 @@ impl Builder<'_> {
             }
             // What the oldest microbatch that lacks F of `s` still needs, and what all before it give back.
             let needs = stages.iter().filter(|t| forwards(**t) <= oldest).count();
-            let back: usize = stages.iter().map(|t| forwards(*t).min(oldest).saturating_sub(self.done[*t].weight)).sum();
+            let back: usize =
+                stages.iter().map(|t| forwards(*t).min(oldest).saturating_sub(self.done[*t].weight)).sum();
             if room + back < needs {
                 return false;
             }
@@ -297,7 +298,9 @@ impl Builder<'_> {
             (Kind::Forward, Some(next)) => self.forward_at[next * m + microbatch] = end + shop.hop(stage, next),
             // The last stage's backward needs its own forward alone.
             (Kind::Forward, None) => self.input_at[step.cell()] = end,
-            (Kind::BackwardInput, Some(before)) => self.input_at[before * m + microbatch] = end + shop.hop(stage, before),
+            (Kind::BackwardInput, Some(before)) => {
+                self.input_at[before * m + microbatch] = end + shop.hop(stage, before)
+            }
             _ => {}
         }
         if let Some(consumer) = consumer.filter(|c| shop.rank_of[*c] != rank) {

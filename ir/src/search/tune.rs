@@ -153,13 +153,8 @@ fn pattern_rules(shop: &Shop) -> Vec<Rule> {
 /// The best order found of a shop, better than each of `candidates` or the first of the best of them; `None` when no
 /// order fits in its slots.
 pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) -> Option<(Program, Evaluation)> {
-    let mut best = Best {
-        shop,
-        bound: bound::of_shop(shop),
-        evaluator: Evaluator::new(shop),
-        found: None,
-        left: effort.list,
-    };
+    let mut best =
+        Best { shop, bound: bound::of_shop(shop), evaluator: Evaluator::new(shop), found: None, left: effort.list };
     for candidate in candidates {
         best.offer(candidate);
     }
@@ -171,7 +166,8 @@ pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) 
     }
     if !best.done() {
         let (evaluation, program) = best.found.take()?;
-        best.found = Some(improve::improve(shop, &mut best.evaluator, program, evaluation, &best.bound, effort.improve));
+        best.found =
+            Some(improve::improve(shop, &mut best.evaluator, program, evaluation, &best.bound, effort.improve));
     }
     let (evaluation, program) = best.found?;
     Some((program, evaluation))
