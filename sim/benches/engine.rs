@@ -5,7 +5,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use pipewright_ir::passes::{add_optimizer_step, add_send_recv};
 use pipewright_ir::schedule::{Draft, Schedule};
 use pipewright_ir::schedules::{ScheduleParams, find};
-use pipewright_ir::unit_costs::UnitCosts;
+use pipewright_ir::unit_costs::{StageTimes, UnitCosts};
 use pipewright_ir::workload::Workload;
 use pipewright_sim::{Engine, Options, cost::UnitCost};
 use std::hint::black_box;
@@ -46,5 +46,28 @@ fn whole(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, run, whole);
+/// Families that search: the whole of `auto` for a plan of the usual size, and each family for a large one.
+fn search(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("build an order that adapts");
+    group.sample_size(10);
+    for (family, [p, m, v]) in [
+        ("auto", [8, 32, 1]),
+        ("auto", [8, 32, 2]),
+        ("auto", [16, 64, 2]),
+        ("zb-h1", [64, 512, 1]),
+        ("zb-h2", [64, 512, 1]),
+        ("zb-v", [64, 512, 2]),
+        ("v-half", [64, 512, 2]),
+        ("v-min", [64, 512, 2]),
+    ] {
+        // Not F = I = W, so that no canonical order ends the search.
+        let costs = UnitCosts { forward: 10.0, backward_input: 13.0, backward_weight: 7.0, ..UnitCosts::default() };
+        let params = ScheduleParams { times: StageTimes::of(&costs, p, p * v), ..ScheduleParams::new(p, m, v) };
+        let name = format!("{family} p={p} m={m} v={v}");
+        group.bench_function(name, |b| b.iter(|| black_box(find(family).unwrap().order(&params).unwrap())));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, run, whole, search);
 criterion_main!(benches);
