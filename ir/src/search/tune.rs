@@ -9,6 +9,9 @@ use super::list::{First, Rule, build};
 use super::pattern::{Layout, Pattern};
 use super::shop::{Program, Shop};
 
+/// Tasks of a plan that is too large to search at length.
+const LARGE: usize = 40_000;
+
 /// How long to look, in tasks run: about 20 ns each for list schedules and evaluations alike.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
@@ -19,10 +22,16 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    /// For a named family: a tenth of a second for a plan of any size.
-    pub(crate) const NAMED: Self = Self { list: 2_000_000, improve: 4_000_000 };
+    /// For a named family: a tenth of a second or two.
+    pub(crate) const NAMED: Self = Self { list: 8_000_000, improve: 6_000_000 };
     /// For `auto`: some tenths of a second a placement.
-    pub(crate) const AUTO: Self = Self { list: 6_000_000, improve: 30_000_000 };
+    pub(crate) const AUTO: Self = Self { list: 8_000_000, improve: 30_000_000 };
+
+    /// What a plan of so many tasks gets. A large one gets two list schedules and no more, so that building it takes as
+    /// long as simulating it a few times.
+    fn of(self, tasks: usize) -> Self {
+        if tasks > LARGE { Self { list: 4 * tasks, improve: 0 } } else { self }
+    }
 }
 
 /// The best program found so far.
@@ -95,17 +104,17 @@ fn even(shop: &Shop) -> Shop {
 }
 
 /// Every rule to try: those by readiness and those by a pattern in turn, so that a short search sees both.
-fn rules(shop: &Shop) -> Vec<Rule> {
-    let (mut by_readiness, mut by_pattern) = (readiness_rules(shop).into_iter(), pattern_rules(shop).into_iter());
-    let mut rules = Vec::new();
-    loop {
-        let before = rules.len();
-        rules.extend(by_readiness.next());
-        rules.extend(by_pattern.next());
-        if rules.len() == before {
-            return rules;
+fn rules(shop: &Shop) -> impl Iterator<Item = Rule> {
+    let (mut by_readiness, mut by_pattern) = (readiness_rules(shop).into_iter(), pattern_rules(shop));
+    let mut turn = false;
+    std::iter::from_fn(move || {
+        turn = !turn;
+        if turn {
+            by_readiness.next().or_else(|| by_pattern.next())
+        } else {
+            by_pattern.next().or_else(|| by_readiness.next())
         }
-    }
+    })
 }
 
 fn readiness_rules(shop: &Shop) -> Vec<Rule> {
@@ -123,43 +132,42 @@ fn readiness_rules(shop: &Shop) -> Vec<Rule> {
     rules
 }
 
-fn pattern_rules(shop: &Shop) -> Vec<Rule> {
+/// Patterns as tight as the busiest rank allows first, then looser ones.
+fn pattern_rules(shop: &Shop) -> impl Iterator<Item = Rule> {
     let busiest = busiest(shop);
     let shortest = shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min);
-    let mut rules = Vec::new();
-    for stretch in [1.0, 1.05, 1.1, 1.2, 1.35, 1.5] {
-        for weights in [true, false] {
-            for delays in 0..16u32 {
+    let layouts = [1.0, 1.05, 1.1, 1.2, 1.35, 1.5].into_iter().flat_map(move |stretch| {
+        [true, false].into_iter().flat_map(move |weights| {
+            (0..16u32).map(move |delays| {
                 let delay = std::array::from_fn(|k| if delays >> k & 1 == 1 { shortest } else { 0.0 });
-                let pattern = Pattern::new(shop, Layout { period: busiest * stretch, delay, weights });
-                for ahead in [f64::INFINITY, 0.0, 0.5 * busiest, busiest, 2.0 * busiest] {
-                    for overlap in [0.0, 0.5, 1.0] {
-                        rules.push(Rule {
-                            first: First::Backward,
-                            late_forward: false,
-                            late_backward: false,
-                            overlap,
-                            caps: Vec::new(),
-                            pattern: Some((pattern.clone(), ahead)),
-                        });
-                    }
-                }
-            }
-        }
-    }
-    rules
+                Layout { period: busiest * stretch, delay, weights }
+            })
+        })
+    });
+    layouts.flat_map(move |layout| {
+        let pattern = Pattern::new(shop, layout);
+        [f64::INFINITY, 0.0, 0.5 * busiest, busiest, 2.0 * busiest].into_iter().flat_map(move |ahead| {
+            let pattern = pattern.clone();
+            [0.0, 0.5, 1.0].map(|overlap| {
+                let pattern = Some((pattern.clone(), ahead));
+                let first = First::Backward;
+                Rule { first, late_forward: false, late_backward: false, overlap, caps: Vec::new(), pattern }
+            })
+        })
+    })
 }
 
 /// The best order found of a shop, better than each of `candidates` or the first of the best of them; `None` when no
 /// order fits in its slots.
 pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) -> Option<(Program, Evaluation)> {
+    let effort = effort.of(shop.tasks());
     let mut best =
         Best { shop, bound: bound::of_shop(shop), evaluator: Evaluator::new(shop), found: None, left: effort.list };
     for candidate in candidates {
         best.offer(candidate);
     }
     let even = even(shop);
-    for (own, other) in rules(shop).into_iter().zip(rules(&even)) {
+    for (own, other) in rules(shop).zip(rules(&even)) {
         if !best.try_rule(shop, own) || !best.try_rule(&even, other) {
             break;
         }
