@@ -44,6 +44,8 @@ pub(crate) struct Rule {
 #[derive(Clone, Debug, Default)]
 struct RankState {
     free: f64,
+    /// When it looks next, infinite when it waits to be told.
+    wake: f64,
     /// Slots in use.
     live: usize,
     last_was_forward: bool,
@@ -107,10 +109,14 @@ pub(crate) fn build(shop: &Shop, rule: &Rule) -> Program {
     let mut now = 0.0;
     loop {
         while let Some(Reverse(Wake(time, rank))) = builder.wakes.pop() {
-            now = time;
-            if builder.ranks[rank].free <= now {
-                builder.turn(rank, now);
+            let state = &mut builder.ranks[rank];
+            // An earlier look has replaced this one.
+            if state.wake != time {
+                continue;
             }
+            state.wake = f64::INFINITY;
+            now = time;
+            builder.turn(rank, now);
         }
         // Every rank waits for what its pattern puts first: one of them takes what is ready instead.
         let Some((pattern, _)) = &rule.pattern else { break };
@@ -165,7 +171,7 @@ impl Builder<'_> {
         });
         match filler {
             Some(stage) => self.take(rank, now, Kind::BackwardWeight, stage),
-            None if next.is_finite() => self.wakes.push(Reverse(Wake(next, rank))),
+            None if next.is_finite() => self.wake(rank, next),
             None => {}
         }
     }
@@ -229,8 +235,16 @@ impl Builder<'_> {
         match (main, filler) {
             (Some((kind, stage)), _) => self.take(rank, now, kind, stage),
             (None, Some(stage)) => self.take(rank, now, Kind::BackwardWeight, stage),
-            (None, None) if next.is_finite() => self.wakes.push(Reverse(Wake(next, rank))),
+            (None, None) if next.is_finite() => self.wake(rank, next),
             (None, None) => {}
+        }
+    }
+
+    /// Has a rank look at a time, unless it looks sooner anyway.
+    fn wake(&mut self, rank: usize, time: f64) {
+        if time < self.ranks[rank].wake {
+            self.ranks[rank].wake = time;
+            self.wakes.push(Reverse(Wake(time, rank)));
         }
     }
 
@@ -293,13 +307,13 @@ impl Builder<'_> {
         state.free = end;
         let step = shop.step(kind, stage, microbatch);
         self.program[rank].push(step);
-        self.wakes.push(Reverse(Wake(end, rank)));
+        self.wake(rank, end);
         match (kind, consumer) {
             (Kind::Forward, Some(next)) => self.forward_at[next * m + microbatch] = end + shop.hop(stage, next),
             // The last stage's backward needs its own forward alone.
             (Kind::Forward, None) => self.input_at[step.cell()] = end,
             (Kind::BackwardInput, Some(before)) => {
-                self.input_at[before * m + microbatch] = end + shop.hop(stage, before)
+                self.input_at[before * m + microbatch] = end + shop.hop(stage, before);
             }
             _ => {}
         }
@@ -307,7 +321,7 @@ impl Builder<'_> {
             let other = shop.rank_of[consumer];
             // A busy rank looks when it is free.
             if self.ranks[other].free <= now {
-                self.wakes.push(Reverse(Wake(now, other)));
+                self.wake(other, now);
             }
         }
     }

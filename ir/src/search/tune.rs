@@ -7,6 +7,7 @@ use super::evaluate::{Evaluation, Evaluator};
 use super::improve;
 use super::list::{First, Rule, build};
 use super::pattern::{Layout, Pattern};
+use super::refill::Spine;
 use super::shop::{Program, Shop};
 
 /// Tasks of a plan that is too large to search at length.
@@ -27,10 +28,10 @@ impl Effort {
     /// For `auto`: some tenths of a second a placement.
     pub(crate) const AUTO: Self = Self { list: 8_000_000, improve: 30_000_000 };
 
-    /// What a plan of so many tasks gets. A large one gets two list schedules and no more, so that building it takes as
+    /// What a plan of so many tasks gets. A large one gets its tightest pattern and no more, so that building it takes as
     /// long as simulating it a few times.
     fn of(self, tasks: usize) -> Self {
-        if tasks > LARGE { Self { list: 4 * tasks, improve: 0 } } else { self }
+        if tasks > LARGE { Self { list: 0, improve: 0 } } else { self }
     }
 }
 
@@ -45,6 +46,11 @@ struct Best<'a> {
 }
 
 impl Best<'_> {
+    /// Whether another list schedule may be built.
+    fn goes_on(&self) -> bool {
+        (self.left >= 2 * self.shop.tasks() || self.found.is_none()) && !self.done()
+    }
+
     /// Whether nothing can be better.
     fn done(&self) -> bool {
         self.found.as_ref().is_some_and(|(evaluation, _)| self.bound.met_by(evaluation))
@@ -60,19 +66,30 @@ impl Best<'_> {
         fits.then_some(evaluation)
     }
 
-    fn try_rule(&mut self, shop: &Shop, rule: Rule) -> bool {
-        let cost = 2 * self.shop.tasks();
-        let first = self.found.is_none();
-        if (self.left < cost && !first) || self.done() {
-            return false;
+    /// The tightest pattern that fits in memory, with W put in three ways.
+    fn try_tightest(&mut self) {
+        let shop = self.shop;
+        let Some(pattern) =
+            Some(shop).filter(|_| !self.done()).and_then(|shop| Pattern::tightest(shop, busiest(shop), shortest(shop)))
+        else {
+            return;
+        };
+        let steps = pattern.spine(shop);
+        for overlap in [0.5, 0.0, 1.0] {
+            let spine = Spine { steps: steps.clone(), overlap: vec![overlap; shop.ranks()] };
+            let mut program = vec![Vec::new(); shop.ranks()];
+            if self.evaluator.refill(shop, &spine, &mut program).is_some() {
+                self.offer(program);
+            }
         }
-        self.left = self.left.saturating_sub(cost);
-        let program = build(shop, &rule);
-        if program.iter().map(Vec::len).sum::<usize>() < self.shop.tasks() {
-            return true;
+    }
+
+    fn try_rule(&mut self, shop: &Shop, rule: &Rule) {
+        self.left = self.left.saturating_sub(2 * self.shop.tasks());
+        let program = build(shop, rule);
+        if program.iter().map(Vec::len).sum::<usize>() == self.shop.tasks() {
+            self.offer(program);
         }
-        self.offer(program);
-        true
     }
 }
 
@@ -80,6 +97,11 @@ impl Best<'_> {
 fn busiest(shop: &Shop) -> f64 {
     let work = |of_rank: &Vec<usize>| of_rank.iter().map(|s| shop.times[*s][0] + shop.times[*s][1]).sum::<f64>();
     shop.stages_of.iter().map(work).fold(0.0, f64::max)
+}
+
+/// The shortest F or I.
+fn shortest(shop: &Shop) -> f64 {
+    shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min)
 }
 
 /// In-flight limits of each stage: as many microbatches as Little's law asks for at full speed, times `slack`.
@@ -109,7 +131,7 @@ fn rules(shop: &Shop) -> impl Iterator<Item = Rule> {
     let mut turn = false;
     std::iter::from_fn(move || {
         turn = !turn;
-        if turn {
+        if !turn {
             by_readiness.next().or_else(|| by_pattern.next())
         } else {
             by_pattern.next().or_else(|| by_readiness.next())
@@ -132,10 +154,10 @@ fn readiness_rules(shop: &Shop) -> Vec<Rule> {
     rules
 }
 
-/// Patterns as tight as the busiest rank allows first, then looser ones.
+/// The tightest pattern that fits in memory first, then those as tight as the busiest rank allows, then looser ones.
 fn pattern_rules(shop: &Shop) -> impl Iterator<Item = Rule> {
     let busiest = busiest(shop);
-    let shortest = shop.times.iter().map(|t| t[0].min(t[2])).fold(f64::INFINITY, f64::min);
+    let shortest = shortest(shop);
     let layouts = [1.0, 1.05, 1.1, 1.2, 1.35, 1.5].into_iter().flat_map(move |stretch| {
         [true, false].into_iter().flat_map(move |weights| {
             (0..16u32).map(move |delays| {
@@ -144,9 +166,10 @@ fn pattern_rules(shop: &Shop) -> impl Iterator<Item = Rule> {
             })
         })
     });
-    layouts.flat_map(move |layout| {
-        let pattern = Pattern::new(shop, layout);
-        [f64::INFINITY, 0.0, 0.5 * busiest, busiest, 2.0 * busiest].into_iter().flat_map(move |ahead| {
+    let tightest = std::iter::once_with(move || Pattern::tightest(shop, busiest, shortest)).flatten();
+    tightest.chain(layouts.map(move |layout| Pattern::new(shop, layout))).flat_map(move |pattern| {
+        let aheads = [busiest, 0.0, f64::INFINITY, 0.5 * busiest, 2.0 * busiest];
+        aheads.into_iter().flat_map(move |ahead| {
             let pattern = pattern.clone();
             [0.0, 0.5, 1.0].map(|overlap| {
                 let pattern = Some((pattern.clone(), ahead));
@@ -166,13 +189,20 @@ pub(crate) fn best_order(shop: &Shop, candidates: Vec<Program>, effort: Effort) 
     for candidate in candidates {
         best.offer(candidate);
     }
+    best.try_tightest();
     let even = even(shop);
-    for (own, other) in rules(shop).zip(rules(&even)) {
-        if !best.try_rule(shop, own) || !best.try_rule(&even, other) {
-            break;
+    let (mut own, mut others) = (rules(shop), rules(&even));
+    let mut tried = usize::MAX;
+    while tried > 0 {
+        tried = 0;
+        for (shop, rules) in [(shop, &mut own as &mut dyn Iterator<Item = Rule>), (&even, &mut others)] {
+            if let Some(rule) = Some(&best).filter(|best| best.goes_on()).and_then(|_| rules.next()) {
+                best.try_rule(shop, &rule);
+                tried += 1;
+            }
         }
     }
-    if !best.done() {
+    if !best.done() && effort.improve > 0 {
         let (evaluation, program) = best.found.take()?;
         best.found =
             Some(improve::improve(shop, &mut best.evaluator, program, evaluation, &best.bound, effort.improve));
