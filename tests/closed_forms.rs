@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod support {
     pub(crate) mod build;
+    pub(crate) mod costs;
+    pub(crate) mod csv;
     pub(crate) mod data;
     pub(crate) mod families;
     pub(crate) mod published;
@@ -18,9 +20,10 @@ use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::sim::Options;
 use std::collections::BTreeMap;
 use support::build::{Run, chunk_costs, run};
+use support::costs::costs;
 use support::data::{number, records};
 use support::families::{order, params, params_of};
-use support::published::{costs, each, peak_to_input_gradient, published_orders};
+use support::published::{each, peak_to_input_gradient, published_orders};
 
 const CASES: &str = include_str!("oracle_data/cases.txt");
 /// The families with a closed form that their own orders have.

@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod support {
     pub(crate) mod build;
+    pub(crate) mod costs;
+    pub(crate) mod csv;
     pub(crate) mod data;
     pub(crate) mod published;
 }
@@ -14,8 +16,9 @@ use pipewright::ir::order::PipelineOrder;
 use pipewright::sim::Options;
 use std::collections::BTreeMap;
 use support::build::{Run, chunk_costs, run};
+use support::costs::costs;
 use support::data::{number, records};
-use support::published::{costs, each, peak_to_input_gradient, published_orders};
+use support::published::{each, peak_to_input_gradient, published_orders};
 
 const TIMES: &str = include_str!("oracle_data/times.txt");
 

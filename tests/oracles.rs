@@ -5,6 +5,7 @@
 #[cfg(test)]
 mod support {
     pub(crate) mod build;
+    pub(crate) mod csv;
     pub(crate) mod data;
     pub(crate) mod families;
 }
@@ -22,7 +23,8 @@ use pipewright::ir::workload::Workload;
 use pipewright::sim::Options;
 use std::collections::BTreeMap;
 use support::build::{chunk_costs, run};
-use support::data::{csv, number, records};
+use support::csv::csv;
+use support::data::{number, records};
 use support::families::{order, params, params_of};
 
 const ORDERS: &str = include_str!("oracle_data/orders.txt");

@@ -25,6 +25,7 @@ pub mod plan;
 pub mod scenario;
 pub mod schedule;
 pub mod schedules;
+pub mod search;
 pub mod spec;
 pub mod task;
 pub mod timeline;

@@ -3,6 +3,8 @@
 //! One law: a family emits compute actions only; passes add the rest. Adding one is a file here and a row in
 //! [`FAMILIES`].
 
+mod adapt;
+mod auto;
 mod chimera;
 mod dual;
 mod dualpipe;
@@ -16,7 +18,11 @@ mod looped_bfs;
 mod naive;
 mod one_f_one_b;
 mod seq_one_f_one_b;
+mod v_half;
+mod v_min;
 mod warmup;
+mod zb_h1;
+mod zb_h2;
 mod zb_v;
 
 use crate::fault::Fault;
@@ -108,7 +114,7 @@ pub struct Family {
 }
 
 /// Every family, in the order `list` shows them.
-pub static FAMILIES: [Family; 12] = [
+pub static FAMILIES: [Family; 17] = [
     naive::FAMILY,
     gpipe::FAMILY,
     one_f_one_b::FAMILY,
@@ -117,10 +123,15 @@ pub static FAMILIES: [Family; 12] = [
     looped_bfs::FAMILY,
     interleaved::FAMILY,
     interleaved_zero_bubble::FAMILY,
+    zb_h1::FAMILY,
+    zb_h2::FAMILY,
     zb_v::FAMILY,
+    v_half::FAMILY,
+    v_min::FAMILY,
     chimera::FAMILY,
     dualpipe::FAMILY,
     dualpipe_v::FAMILY,
+    auto::FAMILY,
 ];
 
 /// JSON path of the number of microbatches.

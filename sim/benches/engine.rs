@@ -5,7 +5,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use pipewright_ir::passes::{add_optimizer_step, add_send_recv};
 use pipewright_ir::schedule::{Draft, Schedule};
 use pipewright_ir::schedules::{FAMILIES, ScheduleParams, find};
-use pipewright_ir::unit_costs::UnitCosts;
+use pipewright_ir::unit_costs::{StageTimes, UnitCosts};
 use pipewright_ir::workload::Workload;
 use pipewright_sim::{Engine, Options, cost::UnitCost};
 use std::hint::black_box;
@@ -46,12 +46,13 @@ fn whole(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Every family at p = 64, m = 512 with as many chunks as it may have up to 2: order, messages, law, simulation.
+/// Every family at p = 64, m = 512 with as many chunks as it may have up to 2: order, messages, law, simulation. Costs
+/// are not F = I = W, so that no canonical order spares a family its search.
 fn families(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("p=64 m=512, build, check and simulate");
     group.sample_size(10);
-    for family in &FAMILIES {
-        let params = ScheduleParams::new(64, 512, family.default_chunks(Some(2)));
+    for family in FAMILIES.iter().filter(|family| family.name != "auto") {
+        let params = uneven(64, 512, family.default_chunks(Some(2)));
         if !family.faults(&params).is_empty() {
             continue;
         }
@@ -67,5 +68,22 @@ fn families(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, run, whole, families);
+fn uneven(p: u32, m: u32, v: u32) -> ScheduleParams {
+    let costs = UnitCosts { forward: 10.0, backward_input: 13.0, backward_weight: 7.0, ..UnitCosts::default() };
+    ScheduleParams { times: StageTimes::of(&costs, p, p * v), ..ScheduleParams::new(p, m, v) }
+}
+
+/// The whole search of `auto`.
+fn search(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("auto");
+    group.sample_size(10);
+    for [p, m, v] in [[8, 32, 1], [8, 32, 2], [16, 64, 2]] {
+        let params = uneven(p, m, v);
+        let name = format!("p={p} m={m} v={v}");
+        group.bench_function(name, |b| b.iter(|| black_box(find("auto").unwrap().order(&params).unwrap())));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, run, whole, families, search);
 criterion_main!(benches);

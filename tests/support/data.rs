@@ -15,8 +15,3 @@ pub(crate) fn number(field: &str) -> u32 {
 pub(crate) fn numbers(group: &[&str]) -> Vec<u32> {
     group.iter().map(|field| number(field)).collect()
 }
-
-/// The text of an order as CSV.
-pub(crate) fn csv(ranks: &[Vec<&str>]) -> String {
-    ranks.iter().map(|tokens| tokens.join(",") + "\n").collect()
-}

@@ -1,27 +1,13 @@
-//! The orders that other tools print, and the costs that their times were computed with.
+//! The orders that other tools print.
 
-use super::data::{csv, number, numbers, records};
+use super::csv::csv;
+use super::data::{number, numbers, records};
 use pipewright::ir::action::{Action, Op};
 use pipewright::ir::order::PipelineOrder;
 use std::collections::BTreeMap;
 
 const ORDERS: &str = include_str!("../oracle_data/orders.txt");
 const READ_ORDERS: &str = include_str!("../oracle_data/read_orders.txt");
-
-/// F, I, W of one chunk action, by the names of the oracle.
-const COSTS: [(&str, [f64; 3]); 6] = [
-    ("unit", [1.0, 1.0, 1.0]),
-    ("f2", [2.0, 2.0, 1.0]),
-    ("FeqB", [2.0, 1.0, 1.0]),
-    ("uneven", [10.0, 13.0, 7.0]),
-    ("wbig", [10.0, 9.0, 12.0]),
-    ("Beq1", [1.0, 0.0, 1.0]),
-];
-
-/// F, I, W of one chunk action, by the name that the oracle gives the set.
-pub(crate) fn costs(name: &str) -> [f64; 3] {
-    COSTS.into_iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no costs are called {name}")).1
-}
 
 /// Every printed order under each of its names, `tool:schedule p m v x`: `x` is Megatron's group size or the number of
 /// slices, where the tool's record has one.

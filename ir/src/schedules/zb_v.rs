@@ -10,15 +10,19 @@
 //! Rank `r` runs `2 (p - r) - 1` forwards down, then forwards in pairs, then F I W of each chunk in turn; at the end
 //! come the I that others wait for, and the W that were put off. At F = I = W = 1 a chunk and `m >= 2 p - 1` the makespan
 //! is `6 m + p - 1`, and a rank is busy for `6 m` without a break. At most `2 p` chunks alive, `p` whole shares, as in
-//! 1F1B. `4 m (p - 1)` messages. There is no closed form for other proportions of F, I and W.
+//! 1F1B. `4 m (p - 1)` messages. For other proportions of F, I and W,
+//! for a hop, or under a limit that is given, the order is searched for, never worse than this one where it fits; there
+//! is no closed form.
 //! Any `m`; fewer than `2 p - 1` leave their places in the pattern empty. Two stages a rank.
 //! Qi et al. 2023 (arXiv 2401.10241), section 6.
 
-use super::{Chunks, Family, Knobs, ScheduleParams, unconstrained};
+use super::{Chunks, Family, Knobs, ScheduleParams, adapt};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Stage};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
+use crate::search::Effort;
+use crate::unit_costs::ChunkTimes;
 
 pub(super) const FAMILY: Family = Family {
     name: "zb-v",
@@ -28,13 +32,20 @@ pub(super) const FAMILY: Family = Family {
     makespan: "6 m + p - 1 at F = I = W = 1 and m >= 2 p - 1",
     peak_activations: "at most min(2 m, 2 p)",
     chunks: Chunks::Two,
-    knobs: Knobs::NONE,
-    constraints: unconstrained,
+    knobs: Knobs { limit: true, ..Knobs::NONE },
+    constraints: adapt::limit_faults,
     order,
 };
 
 fn order(params: &ScheduleParams) -> PipelineOrder {
-    canonical(params.ranks, params.microbatches)
+    let ScheduleParams { ranks: p, microbatches: m, times, .. } = params;
+    let canonical = canonical(*p, *m);
+    let first = times.stages.first();
+    let same = |t: &ChunkTimes| t.forward == t.backward_input && t.forward == t.backward_weight && Some(t) == first;
+    if params.max_activations.is_none() && times.hop == 0.0 && times.stages.iter().all(same) {
+        return canonical;
+    }
+    adapt::search(params, &Placement::v_shaped(*p), Some(*p), &[canonical], Effort::NAMED)
 }
 
 /// The published pattern, which suits F = I = W.
