@@ -41,6 +41,8 @@ pub struct Plan {
     pub order: PipelineOrder,
     /// `custom`: the CSV that the order was read from.
     pub source: Option<Source>,
+    /// Most activations that each rank may hold, where the scenario limits them, in microbatches of its whole share.
+    pub max_activations: Option<Vec<f64>>,
     /// The batch.
     pub batch: Batch,
     /// The model, where the scenario has one.
@@ -229,7 +231,8 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
     };
     told.extend(warnings(context, &family, &order, chunks));
     let (batch, model, job) = (context.batch, context.model.cloned(), job(context));
-    Ok(Plan { name, family, chunks, order, source, batch, model, layers, job, warnings: told })
+    let max_activations = entry.max_activations.as_ref().map(|limit| limit.each(context.ranks));
+    Ok(Plan { name, family, chunks, order, source, max_activations, batch, model, layers, job, warnings: told })
 }
 
 /// Most actions of one step that are accepted: some eight for each (stage, microbatch).

@@ -64,7 +64,7 @@ mod measured {
     use super::super::predict::sound;
     use super::super::profile;
     use super::super::run::{median, warmed_up};
-    use super::super::simulate::count;
+    use super::super::simulate::{count, row as predicted_row};
     use super::super::verify::{self, Row};
     use super::*;
     use pipewright::exec::reference::Reference;
@@ -242,7 +242,7 @@ mod measured {
         let losses = runs.first().map_or_else(Vec::new, |run| run.losses.clone());
         let differences = losses.iter().zip(&reference.losses).map(|(a, b)| (a - b).abs());
         Measured {
-            predicted: RunRow::new(plan, &predicted.metrics, 1, pareto),
+            predicted: predicted_row(plan, predicted, 1, pareto),
             measured_step_seconds: metrics.makespan,
             step_error: predicted.metrics.makespan / metrics.makespan - 1.0,
             measured_bubble_fraction: Some(metrics.bubble_fraction),

@@ -27,7 +27,8 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
         let explanation = Explanation::of(&predicted.schedule, &predicted.timeline);
         let changes = Changes { loaded: &loaded, costs: &costs, options: &options, entry: i, plan, now: predicted };
         let run = report_run(plan, predicted, unit(&costs));
-        runs.push(ExplainedRun::new(&plan.family, &run, &predicted.metrics, &explanation, changes.all()?));
+        let explained = ExplainedRun::new(&plan.family, &run, &predicted.metrics, &explanation, changes.all()?);
+        runs.push(ExplainedRun { lower_bound: predicted.lower_bound, ..explained });
     }
     if args.json {
         let time_unit = if costs.in_seconds() { "s" } else { "units" };

@@ -8,9 +8,10 @@ use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::Plan;
 use pipewright::ir::scenario::{CostModelName, Overlap};
 use pipewright::ir::schedule::Schedule;
+use pipewright::ir::search::lower_bound;
 use pipewright::ir::spec::Semantics;
 use pipewright::ir::timeline::Timeline;
-use pipewright::ir::unit_costs::UnitCosts;
+use pipewright::ir::unit_costs::{StageTimes, UnitCosts};
 use pipewright::ir::workload::Workload;
 use pipewright::sim::cost::{CostModel, TableCost, UnitCost, workload_of};
 use pipewright::sim::{Engine, Options};
@@ -20,6 +21,8 @@ pub(crate) struct Predicted {
     pub(crate) schedule: Schedule,
     pub(crate) timeline: Timeline,
     pub(crate) metrics: Metrics,
+    /// No order of the same stages on the same ranks has a shorter step; `None` where that is not known.
+    pub(crate) lower_bound: Option<f64>,
 }
 
 /// Where costs come from.
@@ -118,7 +121,23 @@ impl Costs {
         engine.set_costs(&schedule, cost);
         let timeline = engine.run(&options);
         let metrics = Metrics::of(&schedule, &timeline);
-        Ok(Predicted { schedule, timeline, metrics })
+        let lower_bound = self.lower_bound(plan, &options);
+        Ok(Predicted { schedule, timeline, metrics, lower_bound })
+    }
+
+    /// The bound is on one step of one pipe of whole microbatches whose tasks run one after another.
+    fn lower_bound(&self, plan: &Plan, options: &Options) -> Option<f64> {
+        let Plan { order, batch, .. } = plan;
+        let overlaps = options.compound && order.ranks.iter().flatten().any(|action| action.joins_previous);
+        if options.steps != 1 || order.placement.pipes().len() > 1 || order.slices > 1 || overlaps {
+            return None;
+        }
+        let times = match self {
+            Costs::Unit(costs) => StageTimes::of(costs, plan.ranks(), order.placement.stages()),
+            Costs::Table(table) => StageTimes::measured(table, &plan.layers)?,
+        };
+        let microbatches = batch.microbatches.saturating_mul(batch.rounds);
+        Some(lower_bound(&order.placement, &times, microbatches, plan.max_activations.as_deref()).makespan)
     }
 }
 

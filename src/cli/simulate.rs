@@ -38,7 +38,7 @@ pub(crate) fn simulation(loaded: &Loaded, costs: &Costs, predictions: &[Predicte
         schema_version: 1,
         scenario: loaded.scenario.name.clone(),
         time_unit: if costs.in_seconds() { "s" } else { "units" },
-        runs: rows.map(|((plan, p), pareto)| RunRow::new(plan, &p.metrics, steps, pareto)).collect(),
+        runs: rows.map(|((plan, p), pareto)| row(plan, p, steps, pareto)).collect(),
     }
 }
 
@@ -87,7 +87,18 @@ first",
         let memory = if in_bytes(predictions.iter().map(|p| &p.metrics)) { "peak memory" } else { "peak activations" };
         text.push_str(&format!("* on the Pareto front of time and {memory}\n"));
     }
+    for (plan, predicted) in loaded.plans.iter().zip(predictions).filter(|(plan, _)| plan.family == "auto") {
+        if let Some(bound) = predicted.lower_bound {
+            let gap = percent(predicted.metrics.makespan / bound - 1.0);
+            text.push_str(&format!("{}: lower bound {}, gap {gap}\n", plan.name, scale.show(bound)));
+        }
+    }
     text
+}
+
+/// The row of a prediction.
+pub(crate) fn row(plan: &Plan, predicted: &Predicted, steps: usize, pareto: bool) -> RunRow {
+    RunRow { lower_bound: predicted.lower_bound, ..RunRow::new(plan, &predicted.metrics, steps, pareto) }
 }
 
 /// `a / b`, a dash where there is no such thing.

@@ -33,6 +33,9 @@ pub struct ExplainedRun {
     pub name: String,
     /// First start to last end over all steps \[s or units\].
     pub makespan: f64,
+    /// No order of the same stages on the same ranks, within the memory limit where one is given, has a shorter step;
+    /// null where that is not known.
+    pub lower_bound: Option<f64>,
     /// One entry a rank.
     pub ranks: Vec<IdleRow>,
     /// Every wait for something of another rank, longest first.
@@ -134,6 +137,7 @@ impl ExplainedRun {
             schedule: family.to_owned(),
             name: run.name.to_owned(),
             makespan: metrics.makespan,
+            lower_bound: None,
             ranks: ranks.collect(),
             waits: explanation.longest().iter().filter_map(wait).collect(),
             what_if,
@@ -143,10 +147,17 @@ impl ExplainedRun {
 
     /// For people: the idle time of each rank by cause, the longest waits, the paragraph and the what-ifs.
     pub fn text(&self, in_seconds: bool) -> String {
-        let sections =
-            [self.idle_table(in_seconds), self.longest(in_seconds), wrapped(&self.words), self.changes(in_seconds)];
+        let changes = format!("{}{}", self.bound(in_seconds), self.changes(in_seconds));
+        let sections = [self.idle_table(in_seconds), self.longest(in_seconds), wrapped(&self.words), changes];
         let sections: Vec<&str> = sections.iter().map(|s| s.trim_end()).filter(|s| !s.is_empty()).collect();
         format!("{}\n{}\n", self.name, sections.join("\n\n"))
+    }
+
+    fn bound(&self, in_seconds: bool) -> String {
+        let Some(bound) = self.lower_bound else { return String::new() };
+        let scale = TimeScale::of([self.makespan], in_seconds);
+        let gap = percent(self.makespan / bound - 1.0);
+        format!("lower bound of any order: {}, gap {gap}\n", scale.show(bound))
     }
 
     fn idle_table(&self, in_seconds: bool) -> String {

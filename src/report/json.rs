@@ -41,6 +41,9 @@ pub struct RunRow {
     pub steps: usize,
     /// First start to last end over all steps \[s or units\].
     pub makespan: f64,
+    /// No order of the same stages on the same ranks, within the memory limit where one is given, has a shorter step;
+    /// null where that is not known \[s or units\].
+    pub lower_bound: Option<f64>,
     /// Idle / makespan, over all ranks.
     pub bubble_fraction: f64,
     /// Idle / busy, over all ranks.
@@ -93,6 +96,7 @@ impl RunRow {
             accumulation_rounds: plan.batch.rounds,
             steps,
             makespan: metrics.makespan,
+            lower_bound: None,
             bubble_fraction: metrics.bubble_fraction,
             bubble_overhead: metrics.bubble_overhead,
             messages: metrics.messages,
