@@ -107,22 +107,25 @@ fn kept_files_are_up_to_date() {
     }
     assert_eq!(pipewright(&["schema"]).stdout, pipewright(&["schema", "scenario"]).stdout);
 
-    let picture = Path::new(env!("CARGO_TARGET_TMPDIR")).join("four-schedules.svg");
-    let scenario = root.join("scenarios/02-four-schedules.json");
-    pipewright(&["simulate", scenario.to_str().unwrap(), "--plot", picture.to_str().unwrap()]);
-    let kept = std::fs::read(root.join("docs/four-schedules.svg")).unwrap();
-    let help = "run `cargo run --release -- simulate scenarios/02-four-schedules.json --plot docs/four-schedules.svg`";
-    assert!(kept == std::fs::read(picture).unwrap(), "{help}");
+    for (scenario, kept) in [("02-four-schedules.json", "four-schedules.svg"), ("dualpipe-overlap.json", "overlap.svg")] {
+        let picture = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kept);
+        let scenario = root.join("scenarios").join(scenario);
+        pipewright(&["simulate", scenario.to_str().unwrap(), "--plot", picture.to_str().unwrap()]);
+        let help = format!("run `cargo run --release -- simulate {} --plot docs/{kept}`", scenario.display());
+        assert!(std::fs::read(root.join("docs").join(kept)).unwrap() == std::fs::read(picture).unwrap(), "{help}");
+    }
 }
 
-/// The table in README.md is what the command above it prints.
+/// What README.md shows is what the commands above it print.
 #[test]
 fn the_readme_shows_what_the_tool_prints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let scenario = root.join("scenarios/03-slow-links.json");
-    let printed = pipewright(&["simulate", scenario.to_str().unwrap()]).stdout;
-    for line in String::from_utf8(printed).unwrap().lines() {
-        assert!(readme.contains(line.trim_end()), "README.md lacks: {line}");
+    for args in [&["simulate", "03-slow-links.json"][..], &["explain", "02-four-schedules.json", "--schedule", "1f1b"]] {
+        let scenario = root.join("scenarios").join(args[1]);
+        let printed = pipewright(&[&[args[0], scenario.to_str().unwrap()], &args[2..]].concat()).stdout;
+        for line in String::from_utf8(printed).unwrap().lines() {
+            assert!(readme.contains(line.trim_end()), "README.md lacks: {line}");
+        }
     }
 }

@@ -89,7 +89,7 @@ first",
     }
     for (plan, predicted) in loaded.plans.iter().zip(predictions).filter(|(plan, _)| plan.family == "auto") {
         if let Some(bound) = predicted.lower_bound {
-            let gap = percent(predicted.metrics.makespan / bound - 1.0);
+            let gap = percent((predicted.metrics.makespan / bound - 1.0).max(0.0));
             text.push_str(&format!("{}: lower bound {}, gap {gap}\n", plan.name, scale.show(bound)));
         }
     }

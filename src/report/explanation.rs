@@ -156,7 +156,7 @@ impl ExplainedRun {
     fn bound(&self, in_seconds: bool) -> String {
         let Some(bound) = self.lower_bound else { return String::new() };
         let scale = TimeScale::of([self.makespan], in_seconds);
-        let gap = percent(self.makespan / bound - 1.0);
+        let gap = percent((self.makespan / bound - 1.0).max(0.0));
         format!("lower bound of any order: {}, gap {gap}\n", scale.show(bound))
     }
 

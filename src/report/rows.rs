@@ -161,7 +161,7 @@ fn messages_take_time(run: &Run<'_>) -> bool {
 
 /// The legend of one or more runs: what occurs in them.
 pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
-    let chunks = runs.iter().map(|r| r.chunks as usize).max().unwrap_or(1).max(1);
+    let chunks = runs.iter().map(|run| shades(run)).max().unwrap_or(1);
     let words = [
         (Op::Forward, "F forward"),
         (Op::FullBackward, "B backward"),
@@ -180,11 +180,25 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
         entries.push(Entry { colours, word: word.to_owned(), line: false });
     }
     entries.push(Entry::area(IDLE, "idle"));
-    if chunks > 1 {
-        let word = format!("dark to light: chunk 0 to {}", chunks - 1);
-        entries.push(Entry { colours: Vec::new(), word, line: false });
+    let mut words = Vec::new();
+    if let Some(last) = runs.iter().filter(|run| pipes(run) == 1).map(|run| shades(run) - 1).max().filter(|n| *n > 0) {
+        words.push(format!("dark to light: chunk 0 to {last}"));
     }
+    if runs.iter().any(|run| pipes(run) > 1) {
+        words.push("light: upward pipe".to_owned());
+    }
+    entries.extend(words.into_iter().map(|word| Entry { colours: Vec::new(), word, line: false }));
     entries
+}
+
+/// Pipelines that go through the ranks.
+fn pipes(run: &Run<'_>) -> usize {
+    run.schedule.placement().pipes().len()
+}
+
+/// Shades of a colour: one for each stage that a rank holds.
+fn shades(run: &Run<'_>) -> usize {
+    (run.chunks as usize).max(1) * pipes(run)
 }
 
 /// Whether an operation can be seen in a run; backward messages count as forward ones.

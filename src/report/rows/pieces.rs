@@ -33,7 +33,7 @@ pub(in crate::report) struct Piece {
 
 /// The boxes of a rank's compute lane in order of time, those without a duration left out.
 pub(super) fn of_rank(run: &Run<'_>, zero: f64, rank: Rank) -> Vec<Piece> {
-    let chunks = (run.chunks as usize).max(1);
+    let chunks = super::shades(run);
     let stages: Vec<_> = run.schedule.placement().stages_of(rank).collect();
     let mut pieces = Vec::new();
     for step in 0..run.timeline.steps() {
