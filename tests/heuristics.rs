@@ -1,5 +1,6 @@
 //! Schedules that adapt: no worse than the searches of other tools on any row, within their memory, bounded and
 //! deterministic.
+#![expect(clippy::unwrap_used, reason = "a test that has no order to look at should stop")]
 
 #[cfg(test)]
 mod support {
@@ -249,5 +250,16 @@ fn a_limit_below_one_microbatch_is_refused() {
         let tightest = ScheduleParams { max_activations: Some(vec![1.0; 3]), ..params(3, 4, v, None) };
         let found = evaluate(&order(name, &tightest), &tightest.times).unwrap();
         assert_eq!(found.peak(), v, "{name}: one microbatch at a time");
+    }
+}
+
+/// At F = I = W the order of ZB-H1 is that of PyTorch's interleaved zero bubble with one chunk, which the orders of
+/// PyTorch and JaxPP are compared with token for token.
+#[test]
+fn zb_h1_is_canonical_at_equal_costs() {
+    for (p, m) in [1, 2, 3, 4, 8].into_iter().flat_map(|p| [1, 2, 3, 4, 5, 8, 16].map(|m| (p, m))) {
+        if let Ok(published) = find("interleaved-zb").unwrap().order(&params(p, m, 1, None)) {
+            assert_eq!(order("zb-h1", &params(p, m, 1, None)), published, "p={p} m={m}");
+        }
     }
 }
