@@ -247,3 +247,14 @@ fn a_limit_below_one_microbatch_is_refused() {
         assert_eq!(found.peak(), v, "{name}: one microbatch at a time");
     }
 }
+
+/// At F = I = W the order of ZB-H1 is that of PyTorch's interleaved zero bubble with one chunk, which the orders of
+/// PyTorch and JaxPP are compared with token for token.
+#[test]
+fn zb_h1_is_canonical_at_equal_costs() {
+    for (p, m) in [1, 2, 3, 4, 8].into_iter().flat_map(|p| [1, 2, 3, 4, 5, 8, 16].map(|m| (p, m))) {
+        if let Ok(published) = find("interleaved-zb").unwrap().order(&params(p, m, 1, None)) {
+            assert_eq!(order("zb-h1", &params(p, m, 1, None)), published, "p={p} m={m}");
+        }
+    }
+}
