@@ -107,7 +107,8 @@ fn kept_files_are_up_to_date() {
     }
     assert_eq!(pipewright(&["schema"]).stdout, pipewright(&["schema", "scenario"]).stdout);
 
-    for (scenario, kept) in [("02-four-schedules.json", "four-schedules.svg"), ("dualpipe-overlap.json", "overlap.svg")] {
+    for (scenario, kept) in [("02-four-schedules.json", "four-schedules.svg"), ("dualpipe-overlap.json", "overlap.svg")]
+    {
         let picture = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kept);
         let scenario = root.join("scenarios").join(scenario);
         pipewright(&["simulate", scenario.to_str().unwrap(), "--plot", picture.to_str().unwrap()]);
@@ -121,7 +122,8 @@ fn kept_files_are_up_to_date() {
 fn the_readme_shows_what_the_tool_prints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    for args in [&["simulate", "03-slow-links.json"][..], &["explain", "02-four-schedules.json", "--schedule", "1f1b"]] {
+    for args in [&["simulate", "03-slow-links.json"][..], &["explain", "02-four-schedules.json", "--schedule", "1f1b"]]
+    {
         let scenario = root.join("scenarios").join(args[1]);
         let printed = pipewright(&[&[args[0], scenario.to_str().unwrap()], &args[2..]].concat()).stdout;
         for line in String::from_utf8(printed).unwrap().lines() {

@@ -31,7 +31,7 @@ use crate::action::Op;
 use crate::ids::{Rank, Stage, TaskId};
 use crate::memory;
 use crate::schedule::Schedule;
-use crate::task::{Lane, MemoryClass, Task, Touch};
+use crate::task::{Lane, Task};
 use crate::timeline::{Span, Timeline};
 use path::{Paths, Piece};
 
@@ -429,18 +429,11 @@ impl<'a> ComputeLane<'a> {
 /// Activations that a rank holds before each of `tasks`, in microbatches of its whole share.
 fn activations(schedule: &Schedule, rank: Rank, tasks: &[TaskId]) -> Vec<f64> {
     let whole = f64::from(memory::activations_of_microbatch(schedule, rank));
-    let mut live = 0.0_f64;
+    let mut live = 0_u32;
     let before = |id: &TaskId| {
-        let held = live / whole;
-        for effect in schedule.effects(*id) {
-            if schedule.buffer(effect.buffer).class == MemoryClass::Activations {
-                match effect.touch {
-                    Touch::Allocate => live += 1.0,
-                    Touch::Free => live -= 1.0,
-                    Touch::Use | Touch::Workspace => {}
-                }
-            }
-        }
+        let held = f64::from(live) / whole;
+        let (more, fewer) = memory::activations_of(schedule.task(*id).action.op);
+        live = (live + more).saturating_sub(fewer);
         held
     };
     tasks.iter().map(before).collect()
