@@ -11,6 +11,12 @@ use petgraph::graph::NodeIndex;
 use petgraph::visit::EdgeRef;
 
 pub(super) fn check(table: &Table<'_>, report: &mut Report<'_>) {
+    let (microbatches, pipes) = (table.draft.microbatches as usize, table.draft.placement.pipes().len());
+    if !microbatches.is_multiple_of(pipes) {
+        let message = format!("{microbatches} microbatches cannot go half down and half up: one would go neither way");
+        let help = format!("use {} or {} microbatches", microbatches - 1, microbatches + 1);
+        report.add(Rule::ExactlyOnce, message, help, &[]);
+    }
     for (cell, (stage, microbatch)) in table.cells().enumerate() {
         let [forward, full, input, weight] =
             [Op::Forward, Op::FullBackward, Op::BackwardInput, Op::BackwardWeight].map(|op| table.at(op, cell));

@@ -117,6 +117,23 @@ fn every_changed_size_of_a_message_is_found() {
 }
 
 #[test]
+fn r14_slice_order() {
+    let order = |cells: &str| PipelineOrder::from_csv(cells, 1).unwrap();
+    assert_eq!(rules(&order("0F0.0,0F0.1,0B0.1,0B0.0")), []);
+    let forwards = violations(&order("0F0.1,0F0.0,0B0.1,0B0.0"));
+    assert!(forwards.iter().any(|v| v.rule == Rule::SliceOrder && v.help.contains("move 0F0.0 before 0F0.1")));
+    let backwards = violations(&order("0F0.0,0F0.1,0B0.0,0B0.1"));
+    assert!(backwards.iter().any(|v| v.rule == Rule::SliceOrder && v.help.contains("move 0B0.1 before 0B0.0")));
+}
+
+#[test]
+fn r02_two_pipes_share_the_microbatches() {
+    let lost = PipelineOrder { microbatches: 5, ..add_send_recv(&order("chimera", 2, 4, 1)) };
+    assert_eq!(rules(&lost), [Rule::ExactlyOnce]);
+    assert!(violations(&lost)[0].help.contains("use 4 or 6"), "{:?}", violations(&lost));
+}
+
+#[test]
 fn r15_no_part_stands_before_what_it_needs() {
     let order = |cell: &str| PipelineOrder::from_csv(&format!("0F0,1F0,{cell}"), 1).unwrap();
     assert_eq!(rules(&order("(1B0;0B0)FUSED")), []);
