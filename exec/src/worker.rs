@@ -351,10 +351,7 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
     /// The stage that a reduction sums with, and its rank.
     fn partner(&self, action: Action) -> Result<(Stage, Rank), TaskError> {
         let placement = self.context.schedule.placement();
-        let partner = match action.op {
-            Op::ReduceGrad => placement.copy_of(action.stage),
-            _ => placement.tied_partner(action.stage),
-        };
+        let partner = placement.reduced_with(action.op, action.stage);
         let found = partner.and_then(|stage| Some((stage, placement.rank_of(stage)?)));
         found.ok_or(TaskError::Missing("the other copy of the gradients"))
     }

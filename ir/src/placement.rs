@@ -2,6 +2,7 @@
 //!
 //! One law: a table, never a formula in a consumer, so that every layout is the same to everyone downstream.
 
+use crate::action::Op;
 use crate::ids::{Pipe, Rank, Stage};
 
 /// The table (stage, pipe) -> rank.
@@ -124,6 +125,16 @@ impl Placement {
         let here = self.rank_of(stage)?;
         let mut ends = self.pipes().iter().map(|pipe| Stage::new(end).on(*pipe));
         ends.find(|s| self.rank_of(*s) == Some(here)).or(Some(Stage::new(end).on(stage.pipe())))
+    }
+
+    /// The stage whose gradients the reduction `op` of `stage` sums with its own: the copy in the other pipe, or the other
+    /// end of a tied embedding. `None` where there is none, and for an operation that reduces nothing.
+    pub fn reduced_with(&self, op: Op, stage: Stage) -> Option<Stage> {
+        match op {
+            Op::ReduceGrad => self.copy_of(stage),
+            Op::ReduceTied => self.tied_partner(stage),
+            _ => None,
+        }
     }
 
     /// The stage that must hand its output (forward) to `stage`, with its rank.

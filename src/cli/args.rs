@@ -135,6 +135,17 @@ impl SendMode {
     }
 }
 
+/// How many steps a prediction runs.
+#[derive(Args)]
+pub(crate) struct Repeat {
+    /// Steps back to back
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) steps: u32,
+    /// All ranks wait for each other between steps
+    #[arg(long)]
+    pub(crate) barrier: bool,
+}
+
 /// What a prediction assumes; overrides the scenario.
 #[derive(Args)]
 pub(crate) struct Assumptions {
@@ -208,12 +219,8 @@ pub(crate) enum SchemaOf {
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// Steps back to back
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) steps: u32,
-    /// All ranks wait for each other between steps
-    #[arg(long)]
-    pub(crate) barrier: bool,
+    #[command(flatten)]
+    pub(crate) repeat: Repeat,
     /// Let all ranks share this many cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) cores: Option<u32>,
@@ -240,12 +247,8 @@ pub(crate) struct SimulateArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// Steps back to back
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) steps: u32,
-    /// All ranks wait for each other between steps
-    #[arg(long)]
-    pub(crate) barrier: bool,
+    #[command(flatten)]
+    pub(crate) repeat: Repeat,
     #[command(flatten)]
     pub(crate) assumptions: Assumptions,
     /// Print JSON

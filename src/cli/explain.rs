@@ -20,7 +20,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
     loaded.warn();
     assume(&mut loaded, &args.assumptions)?;
     let costs = Costs::of(&loaded)?;
-    let options = Options { steps: args.steps as usize, barrier: args.barrier, ..options(&loaded) };
+    let options = Options { steps: args.repeat.steps as usize, barrier: args.repeat.barrier, ..options(&loaded) };
     let predictions = costs.predict_all(&loaded, &options)?;
     let mut runs = Vec::new();
     for (i, (plan, predicted)) in loaded.plans.iter().zip(&predictions).enumerate() {

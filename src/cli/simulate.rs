@@ -19,8 +19,12 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
     loaded.warn();
     assume(&mut loaded, &args.assumptions)?;
     let costs = Costs::of(&loaded)?;
-    let options =
-        Options { steps: args.steps as usize, barrier: args.barrier, cores: args.cores, ..predict::options(&loaded) };
+    let options = Options {
+        steps: args.repeat.steps as usize,
+        barrier: args.repeat.barrier,
+        cores: args.cores,
+        ..predict::options(&loaded)
+    };
     let predictions = costs.predict_all(&loaded, &options)?;
     if args.json {
         output::json(&simulation(&loaded, &costs, &predictions, options.steps))?;

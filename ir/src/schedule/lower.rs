@@ -49,8 +49,8 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         Op::RecvForward => (placement.previous(stage), output_of(placement.previous(stage))),
         Op::SendBackward => (placement.previous(stage), output_of(placement.previous(stage))),
         Op::RecvBackward => (placement.next(stage), stage_workload.output),
-        Op::ReduceGrad => (placement.copy_of(stage), stage_workload.gradients),
-        Op::ReduceTied => (placement.tied_partner(stage), stage_workload.tied),
+        Op::ReduceGrad => (placement.reduced_with(op, stage), stage_workload.gradients),
+        Op::ReduceTied => (placement.reduced_with(op, stage), stage_workload.tied),
         _ => (None, 0),
     };
     let peer = peer_stage.and_then(|s| placement.rank_of(s)).filter(|r| *r != rank && r.0 < placement.ranks());
@@ -143,12 +143,7 @@ fn add_whole_stage_inputs(
 ) {
     let Action { stage, op, .. } = task.action;
     // A reduction between two stages of one rank stands for both.
-    let other = match op {
-        Op::ReduceGrad => placement.copy_of(stage),
-        Op::ReduceTied => placement.tied_partner(stage),
-        _ => None,
-    };
-    let other = other.filter(|s| placement.rank_of(*s) == Some(task.rank));
+    let other = placement.reduced_with(op, stage).filter(|s| placement.rank_of(*s) == Some(task.rank));
     for (_, last) in gradients.iter_mut().filter(|(s, _)| *s == stage || Some(*s) == other) {
         graph.add_edge(*last, node, Dep::Weight);
         if op.is_collective() {

@@ -166,7 +166,7 @@ fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
         let mut found: BTreeMap<(Rank, u32), Vec<TaskId>> = BTreeMap::new();
         for (id, task) in members(op) {
             let stage = task.action.stage;
-            if partner(placement, op, stage).is_none() {
+            if placement.reduced_with(op, stage).is_none() {
                 let (message, help) = match op {
                     Op::ReduceTied => (
                         format!("stage {stage} holds no copy of the tied embedding"),
@@ -178,10 +178,10 @@ fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
             }
             found.entry((task.rank, what(op, stage))).or_default().push(id);
         }
-        for stage in placement.all_stages().filter(|s| partner(placement, op, *s).is_some()) {
+        for stage in placement.all_stages().filter(|s| placement.reduced_with(op, *s).is_some()) {
             let Some(rank) = placement.rank_of(stage) else { continue };
             match found.remove(&(rank, what(op, stage))).as_deref() {
-                // Seen already, with the other stage of this rank; or counted below.
+                // Seen already, with the other stage of this rank.
                 None if found_before(placement, op, stage, rank) => {}
                 Some([id]) => same_size(table, op, *id, report),
                 Some(several) => {
@@ -202,14 +202,6 @@ fn collectives(table: &Table<'_>, report: &mut Report<'_>) {
     }
 }
 
-/// The stage that a reduction of `stage` goes with.
-fn partner(placement: &Placement, op: Op, stage: Stage) -> Option<Stage> {
-    match op {
-        Op::ReduceGrad => placement.copy_of(stage),
-        _ => placement.tied_partner(stage),
-    }
-}
-
 /// The number that tells apart what a rank reduces: a stage's gradients, or the one tied embedding.
 fn what(op: Op, stage: Stage) -> u32 {
     if op == Op::ReduceGrad { stage.number() } else { 0 }
@@ -222,7 +214,7 @@ fn several_name(op: Op, stage: Stage) -> String {
 
 /// Whether an earlier stage of the same rank stands for this one too.
 fn found_before(placement: &Placement, op: Op, stage: Stage, rank: Rank) -> bool {
-    let same = |s: &Stage| what(op, *s) == what(op, stage) && partner(placement, op, *s).is_some();
+    let same = |s: &Stage| what(op, *s) == what(op, stage) && placement.reduced_with(op, *s).is_some();
     placement.stages_of(rank).take_while(|s| *s != stage).any(|s| same(&s))
 }
 

@@ -51,10 +51,7 @@ impl StepEnd {
         for reduction in &reductions {
             // A local reduction stands for both stages.
             let Task { action, peer, .. } = *table.draft.task(*reduction);
-            let other = match action.op {
-                Op::ReduceGrad => placement.copy_of(action.stage),
-                _ => placement.tied_partner(action.stage),
-            };
+            let other = placement.reduced_with(action.op, action.stage);
             for s in [Some(action.stage), other.filter(|_| peer.is_none())].into_iter().flatten() {
                 let Some(s) = cells.stage(s) else { continue };
                 if let Some(last) = last_gradient[s] {
