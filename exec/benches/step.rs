@@ -31,15 +31,7 @@ const TURNS: usize = 6;
 const STEPS: u64 = 4;
 
 fn shape() -> ModelShape {
-    ModelShape {
-        num_layers: 8,
-        hidden_size: 256,
-        num_attention_heads: 8,
-        ffn_hidden_size: 1024,
-        vocab_size: 256,
-        max_position_embeddings: 128,
-        untie_embeddings_and_output_weights: true,
-    }
+    ModelShape { untie_embeddings_and_output_weights: true, ..ModelShape::gpt(8, 256, 8, 256, 128) }
 }
 
 fn part(stage: u32, stages: u32) -> StagePart {

@@ -36,15 +36,8 @@ struct Case {
 
 impl Case {
     fn new(layers: u32, tied: bool, optimizer: OptimizerConfig) -> Self {
-        let shape = ModelShape {
-            num_layers: layers,
-            hidden_size: 16,
-            num_attention_heads: 2,
-            ffn_hidden_size: 64,
-            vocab_size: 256,
-            max_position_embeddings: 12,
-            untie_embeddings_and_output_weights: !tied,
-        };
+        let shape =
+            ModelShape { untie_embeddings_and_output_weights: !tied, ..ModelShape::gpt(layers, 16, 2, 256, 12) };
         let text: Vec<u8> = (0..997_u32).map(|i| (i * i % 251) as u8).collect();
         let text = TextData::from_bytes(text, Path::new("test"), 12, 5).unwrap();
         Self { shape, batches: TextBatches { text, micro_batch_size: 2 }, optimizer }

@@ -5,17 +5,17 @@
 
 use crate::ids::LayerRange;
 
-/// A decoder-only GPT: learned positions, pre-LayerNorm, causal attention, GELU MLP, biases on every linear layer
-/// but the head.
+/// A decoder-only transformer, with Megatron's names. [`ModelShape::gpt`] is the GPT that the executor trains; what
+/// other models have differently are the fields behind `untie_embeddings_and_output_weights`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelShape {
     /// Transformer layers.
     pub num_layers: u32,
     /// Hidden size `H`.
     pub hidden_size: u32,
-    /// Attention heads `A`; divides `H`.
+    /// Attention heads `A`.
     pub num_attention_heads: u32,
-    /// Inner size of the MLP, usually `4 H`.
+    /// Inner size of the MLP `F`, usually `4 H`.
     pub ffn_hidden_size: u32,
     /// Vocabulary size `V`.
     pub vocab_size: u32,
@@ -23,6 +23,86 @@ pub struct ModelShape {
     pub max_position_embeddings: u32,
     /// True when the output head has a weight of its own, false when it shares the token embedding (Megatron's name).
     pub untie_embeddings_and_output_weights: bool,
+    /// Key-value heads `G`; equal to `A` without grouped-query attention.
+    pub num_query_groups: u32,
+    /// Size of a head `D`, usually `H / A`.
+    pub kv_channels: u32,
+    /// Multi-head latent attention (DeepSeek), in the place of the query, key and value projections.
+    pub latent_attention: Option<LatentAttention>,
+    /// Whether the MLP multiplies two projections (SwiGLU, GeGLU): three matrices instead of two.
+    pub gated_linear_unit: bool,
+    /// Kind of the norms.
+    pub normalization: Normalization,
+    /// Kind of the positions.
+    pub position_embedding: PositionEmbedding,
+    /// Whether the linear layers have a bias (never the head).
+    pub add_bias_linear: bool,
+    /// Whether query, key and value have a bias, where the linear layers have none (Qwen2).
+    pub add_qkv_bias: bool,
+    /// Whether queries and keys are normalised, with a weight of `D` each (Qwen3).
+    pub qk_layernorm: bool,
+    /// Whether attention and MLP are normalised on their way out too: four norms a layer (Gemma 2).
+    pub post_norms: bool,
+    /// Whether one norm serves attention and MLP, which run side by side.
+    pub shared_norm: bool,
+    /// Whether the embedding is normalised (BLOOM).
+    pub embedding_norm: bool,
+    /// Experts in the place of the MLP.
+    pub mixture_of_experts: Option<MixtureOfExperts>,
+    /// Layers of multi-token prediction behind the model (DeepSeek-V3), counted apart.
+    pub mtp_num_layers: u32,
+}
+
+/// Kinds of norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Normalization {
+    /// A weight and a bias of `H`.
+    LayerNorm,
+    /// A weight of `H`.
+    RmsNorm,
+}
+
+/// Kinds of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PositionEmbedding {
+    /// A weight `[P, H]`.
+    Learned,
+    /// Rotary: no weight.
+    Rope,
+    /// A bias on the scores: no weight.
+    Alibi,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentAttention {
+    /// Rank of the compressed queries; `None` where queries are not compressed.
+    pub q_lora_rank: Option<u32>,
+    /// Rank of the compressed keys and values.
+    pub kv_lora_rank: u32,
+    /// Part of a query or key head without positions.
+    pub qk_head_dim: u32,
+    /// Part of a query or key head with rotary positions.
+    pub qk_pos_emb_head_dim: u32,
+    /// Size of a value head.
+    pub v_head_dim: u32,
+}
+
+/// A mixture of experts (Megatron's names).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixtureOfExperts {
+    /// Experts of a layer.
+    pub num_experts: u32,
+    /// Experts that a token goes through.
+    pub moe_router_topk: u32,
+    /// Inner size of an expert.
+    pub moe_ffn_hidden_size: u32,
+    /// Inner size of the shared experts together; 0 without them.
+    pub moe_shared_expert_intermediate_size: u32,
+    /// First layers that have a plain MLP of `F` instead.
+    pub first_dense_layers: u32,
+    /// Whether the router has a bias of `num_experts` (DeepSeek-V3).
+    pub router_bias: bool,
 }
 
 /// Which part of the model a stage holds.
@@ -37,6 +117,33 @@ pub struct StagePart {
 }
 
 impl ModelShape {
+    /// GPT-2's kind: learned positions, LayerNorm, GELU MLP of `4 H`, biases, tied head.
+    pub fn gpt(num_layers: u32, hidden_size: u32, num_attention_heads: u32, vocab_size: u32, positions: u32) -> Self {
+        Self {
+            num_layers,
+            hidden_size,
+            num_attention_heads,
+            ffn_hidden_size: hidden_size.saturating_mul(4),
+            vocab_size,
+            max_position_embeddings: positions,
+            untie_embeddings_and_output_weights: false,
+            num_query_groups: num_attention_heads,
+            kv_channels: hidden_size / num_attention_heads.max(1),
+            latent_attention: None,
+            gated_linear_unit: false,
+            normalization: Normalization::LayerNorm,
+            position_embedding: PositionEmbedding::Learned,
+            add_bias_linear: true,
+            add_qkv_bias: true,
+            qk_layernorm: false,
+            post_norms: false,
+            shared_norm: false,
+            embedding_norm: false,
+            mixture_of_experts: None,
+            mtp_num_layers: 0,
+        }
+    }
+
     /// Parameters of one transformer layer: `4 H^2 + 2 H F + 9 H + F` (with `F = 4 H`: `12 H^2 + 13 H`).
     pub fn layer_parameters(&self) -> u64 {
         let (h, f) = (u64::from(self.hidden_size), u64::from(self.ffn_hidden_size));
@@ -90,15 +197,7 @@ mod tests {
 
     #[test]
     fn gpt2_has_its_published_size() {
-        let gpt2 = ModelShape {
-            num_layers: 12,
-            hidden_size: 768,
-            num_attention_heads: 12,
-            ffn_hidden_size: 3072,
-            vocab_size: 50257,
-            max_position_embeddings: 1024,
-            untie_embeddings_and_output_weights: false,
-        };
+        let gpt2 = ModelShape::gpt(12, 768, 12, 50257, 1024);
         assert_eq!(gpt2.parameters(), 124_439_808);
         let first = StagePart { layers: LayerRange { start: 0, end: 6 }, embedding: true, head: false };
         let last = StagePart { layers: LayerRange { start: 6, end: 12 }, embedding: false, head: true };

@@ -368,13 +368,9 @@ fn resolve_model(model: &Model, scenario: &Scenario, faults: &mut Vec<Fault>) ->
         faults.push(Fault::new("model.max_position_embeddings", "model::positions", message, help));
     }
     (faults.len() == before).then(|| ModelShape {
-        num_layers: model.num_layers,
-        hidden_size: hidden,
-        num_attention_heads: model.num_attention_heads,
         ffn_hidden_size: ffn,
-        vocab_size: vocab,
-        max_position_embeddings: positions.unwrap_or(1),
         untie_embeddings_and_output_weights: model.untie_embeddings_and_output_weights.unwrap_or(false),
+        ..ModelShape::gpt(model.num_layers, hidden, model.num_attention_heads, vocab, positions.unwrap_or(1))
     })
 }
 

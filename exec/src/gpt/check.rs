@@ -113,13 +113,9 @@ mod tests {
 
     fn shape() -> ModelShape {
         ModelShape {
-            num_layers: 4,
-            hidden_size: 16,
-            num_attention_heads: 2,
             ffn_hidden_size: 48,
-            vocab_size: 32,
-            max_position_embeddings: 12,
             untie_embeddings_and_output_weights: true,
+            ..ModelShape::gpt(4, 16, 2, 32, 12)
         }
     }
 

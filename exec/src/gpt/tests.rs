@@ -10,15 +10,7 @@ use pipewright_ir::ids::LayerRange;
 use std::collections::BTreeMap;
 
 fn shape(untied: bool) -> ModelShape {
-    ModelShape {
-        num_layers: 4,
-        hidden_size: 16,
-        num_attention_heads: 2,
-        ffn_hidden_size: 48,
-        vocab_size: 32,
-        max_position_embeddings: 12,
-        untie_embeddings_and_output_weights: untied,
-    }
+    ModelShape { ffn_hidden_size: 48, untie_embeddings_and_output_weights: untied, ..ModelShape::gpt(4, 16, 2, 32, 12) }
 }
 
 fn part(start: u32, end: u32) -> StagePart {

@@ -1,0 +1,89 @@
+//! The mesh of devices: how many ranks each axis of parallelism has, and which device stands where.
+//!
+//! One law: a device's number is that of its coordinates, the innermost axis first; nothing else computes one.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// An axis of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Axis {
+    /// Tensor parallelism: a layer's matrices are split.
+    Tensor,
+    /// Context parallelism: a sequence is split (ring attention, Ulysses).
+    Context,
+    /// Data parallelism: the batch is split.
+    Data,
+    /// Pipeline parallelism: the layers are split.
+    Pipeline,
+    /// Expert parallelism: the experts are split, over ranks that data parallelism gives other tokens.
+    Expert,
+}
+
+impl Axis {
+    /// The axes that span the mesh. Experts live on the ranks of the data and context axes.
+    pub const MESH: [Axis; 4] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Pipeline];
+
+    /// Its short name, as in a mesh order.
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Tensor => "tp",
+            Axis::Context => "cp",
+            Axis::Data => "dp",
+            Axis::Pipeline => "pp",
+            Axis::Expert => "ep",
+        }
+    }
+}
+
+/// Sizes of the axes and their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// Tensor-parallel size `t`.
+    pub tensor: u32,
+    /// Context-parallel size.
+    pub context: u32,
+    /// Data-parallel size `d`.
+    pub data: u32,
+    /// Pipeline-parallel size `p`.
+    pub pipeline: u32,
+    /// Expert-parallel size; divides `context x data`.
+    pub expert: u32,
+    /// The axes of the mesh, innermost first: neighbours on the first one are neighbouring devices.
+    pub order: [Axis; 4],
+}
+
+impl Default for Mesh {
+    fn default() -> Self {
+        Self { tensor: 1, context: 1, data: 1, pipeline: 1, expert: 1, order: Axis::MESH }
+    }
+}
+
+impl Mesh {
+    /// Ranks along an axis.
+    pub fn size(&self, axis: Axis) -> u32 {
+        match axis {
+            Axis::Tensor => self.tensor,
+            Axis::Context => self.context,
+            Axis::Data => self.data,
+            Axis::Pipeline => self.pipeline,
+            Axis::Expert => self.expert,
+        }
+    }
+
+    /// Devices of the whole mesh.
+    pub fn devices(&self) -> u64 {
+        self.order.iter().map(|axis| u64::from(self.size(*axis))).product()
+    }
+
+    /// How far apart, in device numbers, two neighbours on an axis are. Experts lie along the innermost of data and
+    /// context.
+    pub fn stride(&self, axis: Axis) -> u64 {
+        let axis = match axis {
+            Axis::Expert => *self.order.iter().find(|a| matches!(a, Axis::Data | Axis::Context)).unwrap_or(&Axis::Data),
+            axis => axis,
+        };
+        self.order.iter().take_while(|a| **a != axis).map(|a| u64::from(self.size(*a))).product()
+    }
+}

@@ -1,0 +1,71 @@
+//! The numbers and switches of training that decide what each rank computes, keeps and sends.
+//!
+//! One law: everything is resolved here; whoever reads a [`Setup`] knows no defaults.
+
+use crate::scenario::{Attention, Dtype, Recompute, SequenceParallel};
+
+/// How a model is trained, beside its shape and its batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// Format of weights and activations.
+    pub dtype: Dtype,
+    /// Format in which gradients are accumulated and reduced.
+    pub gradient_dtype: Dtype,
+    /// What backward computes again: one entry a stage, or one for all.
+    pub recompute: Vec<Recompute>,
+    /// How attention is computed.
+    pub attention: Attention,
+    /// Kind of sequence parallelism.
+    pub sequence_parallel: SequenceParallel,
+    /// ZeRO stage, 0 to 3.
+    pub zero_stage: u32,
+    /// Whether attention and layers drop out.
+    pub dropout: bool,
+    /// Whether gradients are reduced beside the backwards that make them.
+    pub overlap_grad_reduce: bool,
+    /// Whether parameters are gathered beside the forwards that use them.
+    pub overlap_param_gather: bool,
+    /// Whether tensor-parallel messages go beside the matrix multiplication next to them.
+    pub tp_comm_overlap: bool,
+    /// Whether messages between stages go beside compute.
+    pub overlap_p2p: bool,
+    /// Whether the loss is one kernel that keeps no fp32 copy of the logits.
+    pub cross_entropy_fusion: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            dtype: Dtype::Fp32,
+            gradient_dtype: Dtype::Fp32,
+            recompute: vec![Recompute::None],
+            attention: Attention::Standard,
+            sequence_parallel: SequenceParallel::None,
+            zero_stage: 0,
+            dropout: false,
+            overlap_grad_reduce: false,
+            overlap_param_gather: false,
+            tp_comm_overlap: false,
+            overlap_p2p: true,
+            cross_entropy_fusion: false,
+        }
+    }
+}
+
+impl Setup {
+    /// What backward of a stage computes again.
+    pub fn recompute_of(&self, stage: usize) -> Recompute {
+        let last = self.recompute.last().copied().unwrap_or(Recompute::None);
+        self.recompute.get(stage).copied().unwrap_or(last)
+    }
+}
+
+impl Dtype {
+    /// Bytes of one number \[B\].
+    pub fn bytes(self) -> u64 {
+        match self {
+            Dtype::Fp32 => 4,
+            Dtype::Bf16 | Dtype::Fp16 => 2,
+        }
+    }
+}
