@@ -65,7 +65,7 @@ impl SetKind {
         match task.lane {
             Lane::Compute => SetKind::Compound,
             Lane::Send | Lane::Receive => SetKind::Message,
-            Lane::Collective => SetKind::Collective,
+            _ => SetKind::Collective,
         }
     }
 }
