@@ -16,7 +16,7 @@ mod program;
 mod writer;
 
 pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
-pub use program::{Bucket, Placed, Programs, StageProgram};
+pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
 
 use crate::mesh::Mesh;
 use crate::model::ModelShape;

@@ -115,7 +115,7 @@ impl<'a> Attention<'a> {
         let (m, width) = (self.cut.tokens(), self.cut.width());
         border.gather(w, Phase::Input, 1);
         w.compute(Phase::Input, "attention", [self.out.input(m, width)]);
-        w.compute(Phase::Weight, "attention", [self.out.weight(m, width)]);
+        w.compute(Phase::Weight, "attention", [self.out.weight(m, self.cut)]);
         if selective && self.cut.setup.attention == AttentionKind::Standard {
             self.core(w, Phase::Recompute);
         }
@@ -126,7 +126,7 @@ impl<'a> Attention<'a> {
         let linears = || self.compressions.iter().chain(&self.projections);
         w.compute(Phase::Input, "attention", linears().map(|l| l.input(m, width)));
         border.reduce(w, Phase::Input, 2);
-        w.compute(Phase::Weight, "attention", linears().map(|l| l.weight(m, width)));
+        w.compute(Phase::Weight, "attention", linears().map(|l| l.weight(m, self.cut)));
     }
 
     fn rope(&self, w: &mut Writer, phase: Phase) {
@@ -207,7 +207,7 @@ impl<'a> Attention<'a> {
             return vec![Kernel::Attention(kernel)];
         }
         let count = batch * heads;
-        let gemm = |m, n, k| Kernel::Gemm { m, n, k, count, width };
+        let gemm = |m, n, k| Kernel::Gemm { m, n, k, count, width, output: width, grouped: false };
         let scores = count * queries * keys;
         let dropout = if self.cut.setup.dropout { 2 * width + 1 } else { 0 };
         let launches = 1 + u32::from(self.cut.setup.dropout);

@@ -50,21 +50,20 @@ pub(super) fn head(cut: &Cut<'_>) -> Block {
     border.norm(&mut w, Phase::Forward);
     border.gather(&mut w, Phase::Forward, 1);
     w.compute(Phase::Forward, "head", [linear.forward(m, width)]);
-    // Unfused: a copy in fp32, the maximum, the exponentials and their sum.
-    let loss = if cut.setup.cross_entropy_fusion { width + FP32 } else { width + 5 * FP32 };
-    let launches = if cut.setup.cross_entropy_fusion { 2 } else { 5 };
+    // Unfused: a copy in fp32, then maximum, difference, exponential, sum and quotient one by one.
+    let [loss, gradient] = if cut.setup.cross_entropy_fusion { [2 * width; 2] } else { [6 * FP32, 4 * FP32] };
+    let launches = if cut.setup.cross_entropy_fusion { 2 } else { 6 };
     w.compute(Phase::Forward, "loss", [elementwise(logits * loss, launches)]);
     if cut.tensor() > 1 {
         let reductions = if cut.setup.cross_entropy_fusion { 2 } else { 3 };
         w.send(Phase::Forward, CollectiveKind::AllReduce, Axis::Tensor, reductions * m * FP32, 1);
     }
     let mut b = Writer::default();
-    let gradient = if cut.setup.cross_entropy_fusion { 2 * width } else { 2 * FP32 + width };
     let softmax: Kernel = elementwise(logits * gradient, 2);
     border.gather(&mut b, Phase::Weight, 3);
     b.compute(Phase::Input, "head", [softmax, linear.input(m, width)]);
     border.reduce(&mut b, Phase::Input, 2);
-    b.compute(Phase::Weight, "head", [linear.weight(m, width)]);
+    b.compute(Phase::Weight, "head", [linear.weight(m, cut)]);
     border.norm_backward(&mut b);
     Block { forward: w.steps, backward: b.steps, parameters: linear.k * linear.n + norm(cut.model) }
 }

@@ -19,6 +19,11 @@ pub enum Kernel {
         count: u64,
         /// Bytes of one number of the operands \[B\].
         width: u64,
+        /// Bytes read and written for one number of the result: more than `width` where it is added to what is there
+        /// \[B\].
+        output: u64,
+        /// Whether the multiplications are of experts, which get their own rows each.
+        grouped: bool,
     },
     /// Core attention in one kernel, without the `S x S` matrix.
     Attention(AttentionKernel),
@@ -68,8 +73,9 @@ impl Kernel {
     /// Bytes that it must at least read and write \[B\].
     pub fn bytes(&self) -> f64 {
         match self {
-            Kernel::Gemm { m, n, k, count, width } => {
-                (product(&[*m, *k]) + product(&[*k, *n]) + product(&[*m, *n])) * product(&[*count, *width])
+            Kernel::Gemm { m, n, k, count, width, output, .. } => {
+                let operands = (product(&[*m, *k]) + product(&[*k, *n])) * product(&[*width]);
+                (operands + product(&[*m, *n, *output])) * product(&[*count])
             }
             Kernel::Attention(a) => {
                 let tensors = product(&[a.queries, a.qk_dim + a.v_dim]) + product(&[a.keys, a.qk_dim + a.v_dim]);

@@ -33,16 +33,23 @@ impl Linear {
         Self { k, n, count: 1 }
     }
 
+    fn gemm(self, m: u64, n: u64, k: u64, width: u64) -> Kernel {
+        Kernel::Gemm { m, n, k, count: self.count, width, output: width, grouped: self.count > 1 }
+    }
+
     pub(super) fn forward(self, m: u64, width: u64) -> Kernel {
-        Kernel::Gemm { m, n: self.n, k: self.k, count: self.count, width }
+        self.gemm(m, self.n, self.k, width)
     }
 
     pub(super) fn input(self, m: u64, width: u64) -> Kernel {
-        Kernel::Gemm { m, n: self.k, k: self.n, count: self.count, width }
+        self.gemm(m, self.k, self.n, width)
     }
 
-    pub(super) fn weight(self, m: u64, width: u64) -> Kernel {
-        Kernel::Gemm { m: self.n, n: self.k, k: m, count: self.count, width }
+    /// The gradient is added to that of the microbatches before: read and written, in the format of gradients.
+    pub(super) fn weight(self, m: u64, cut: &Cut<'_>) -> Kernel {
+        let output = 2 * cut.setup.gradient_dtype.bytes();
+        let (n, k, count) = (self.k, m, self.count);
+        Kernel::Gemm { m: self.n, n, k, count, width: cut.width(), output, grouped: count > 1 }
     }
 }
 
@@ -87,9 +94,9 @@ impl<'a> Border<'a> {
         w.compute(phase, "norm", [elementwise(2 * self.numbers * self.cut.width(), 1)]);
     }
 
-    /// A norm, backward: reads the gradient and the input, writes the gradient; sums its weights' gradients on the way.
+    /// A norm, backward: reads the gradient and the input, twice for its weights' gradients, and writes the gradient.
     pub(super) fn norm_backward(&self, w: &mut Writer) {
-        w.compute(Phase::Input, "norm", [elementwise(3 * self.numbers * self.cut.width(), 2)]);
+        w.compute(Phase::Input, "norm", [elementwise(4 * self.numbers * self.cut.width(), 2)]);
     }
 
     /// Bias, dropout and the residual, forward: reads two, writes one, and the dropout's mask of a byte.

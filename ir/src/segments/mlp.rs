@@ -122,11 +122,11 @@ impl<'a> Mlp<'a> {
         let Some(e) = &self.experts else {
             let Pair { up, down, .. } = self.dense;
             w.compute(Phase::Input, "mlp", [down.input(m, width)]);
-            w.compute(Phase::Weight, "mlp", [down.weight(m, width)]);
+            w.compute(Phase::Weight, "mlp", [down.weight(m, self.cut)]);
             border.gather(w, Phase::Weight, 3);
             w.compute(Phase::Input, "mlp", [self.dense.activation_backward(m, width), up.input(m, width)]);
             border.reduce(w, Phase::Input, 2);
-            w.compute(Phase::Weight, "mlp", [up.weight(m, width)]);
+            w.compute(Phase::Weight, "mlp", [up.weight(m, self.cut)]);
             return;
         };
         let permute = elementwise(2 * e.dispatched, 1);
@@ -138,11 +138,12 @@ impl<'a> Mlp<'a> {
         });
         w.compute(Phase::Input, "experts", input);
         self.dispatch(w, Phase::Input, e, 2);
-        let weight = pairs().flat_map(|(pair, rows)| [pair.down.weight(rows, width), pair.up.weight(rows, width)]);
+        let weight =
+            pairs().flat_map(|(pair, rows)| [pair.down.weight(rows, self.cut), pair.up.weight(rows, self.cut)]);
         w.compute(Phase::Weight, "experts", weight);
         w.compute(Phase::Input, "router", [permute, e.router.input(m, width)]);
         border.reduce(w, Phase::Input, 2);
-        w.compute(Phase::Weight, "router", [e.router.weight(m, width)]);
+        w.compute(Phase::Weight, "router", [e.router.weight(m, self.cut)]);
     }
 
     fn dispatch(&self, w: &mut Writer, phase: Phase, experts: &Experts, joined_after: usize) {

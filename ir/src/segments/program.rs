@@ -49,6 +49,8 @@ pub struct Programs {
     pub steps: Vec<Step>,
     /// One entry a stage.
     pub stages: Vec<StageProgram>,
+    /// The first steps of the layers' forwards and backwards.
+    pub layers: Vec<LayerSteps>,
     /// Whether gradients are reduced a block at a time, beside the last backward.
     pub overlap_grad_reduce: bool,
 }
@@ -56,6 +58,17 @@ pub struct Programs {
 impl Placed {
     /// `joined_after` of a message that nothing but the end of the step waits for.
     pub const NEVER: u32 = u32::MAX;
+}
+
+/// Where a kind of layer begins in [`Programs::steps`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerSteps {
+    /// The first step of its forward.
+    pub forward: u32,
+    /// The first step of its backward.
+    pub backward: u32,
+    /// What its backward computes again.
+    pub recompute: Recompute,
 }
 
 /// A block whose steps are in the table.
@@ -89,6 +102,8 @@ impl Programs {
                 let known = layers.iter().find(|(k, _)| *k == kind).map(|(_, listed)| listed.clone());
                 let listed = known.unwrap_or_else(|| {
                     let listed = programs.list(cut, cut.layer(kind.0, kind.1));
+                    let (forward, backward) = (listed.forward.start, listed.backward.start);
+                    programs.layers.push(LayerSteps { forward, backward, recompute: kind.0 });
                     layers.push((kind, listed.clone()));
                     listed
                 });
