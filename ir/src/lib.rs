@@ -10,6 +10,7 @@
 
 pub mod action;
 pub mod cells;
+pub mod cluster;
 pub mod cost_table;
 pub mod explain;
 pub mod fault;

@@ -20,7 +20,7 @@ use pipewright_ir::action::Op;
 use pipewright_ir::cluster::Cluster;
 use pipewright_ir::mesh::{Axis, Mesh};
 use pipewright_ir::scenario::Recompute;
-use pipewright_ir::segments::{Body, CollectiveKind, Collective, Phase, Programs, StageProgram};
+use pipewright_ir::segments::{Body, Collective, CollectiveKind, Phase, Programs, StageProgram};
 use pipewright_ir::setup::Setup;
 use pipewright_ir::task::Task;
 
@@ -102,7 +102,8 @@ impl AnalyticCost {
         let host = if facts.setup.zero_stage == 3 { p.host_per_block.value } else { 0.0 };
         let passes = |n: f64| device.memory(n * facts.activation_bytes);
         for layer in &facts.programs.layers {
-            let [forward, backward] = [&p.extra_forward_passes, &p.extra_backward_passes].map(|n| passes(n.value) + host);
+            let [forward, backward] =
+                [&p.extra_forward_passes, &p.extra_backward_passes].map(|n| passes(n.value) + host);
             let again = if layer.recompute == Recompute::Full { forward } else { 0.0 };
             for (step, more) in [(layer.forward, forward), (layer.backward, backward + again)] {
                 if let Some(time) = steps.get_mut(step as usize) {
@@ -213,7 +214,11 @@ impl CostModel for AnalyticCost {
             // Both ends send at once what both need.
             Op::ReduceGrad | Op::ReduceTied => {
                 let peer = task.peer.map_or(task.rank.0, |peer| peer.0);
-                if peer == task.rank.0 { 0.0 } else { 2.0 * self.links.point_to_point(task.payload / 2, self.crosses(task.rank.0, peer)) }
+                if peer == task.rank.0 {
+                    0.0
+                } else {
+                    2.0 * self.links.point_to_point(task.payload / 2, self.crosses(task.rank.0, peer))
+                }
             }
             // A copy engine sends beside compute: the hop is the message's latency.
             Op::SendForward | Op::RecvForward | Op::SendBackward | Op::RecvBackward => 0.0,

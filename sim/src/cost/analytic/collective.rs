@@ -76,7 +76,8 @@ impl Links {
         let steps = inner as f64 * p.ring_step_intra.value + outer as f64 * p.ring_step_inter.value;
         let latency = p.collective_latency.value + rounds * steps;
         let network = group.per_node as f64 * self.network_share;
-        let bandwidth = if nodes > 1 { p.intra_node_bandwidth.value.min(network) } else { p.intra_node_bandwidth.value };
+        let bandwidth =
+            if nodes > 1 { p.intra_node_bandwidth.value.min(network) } else { p.intra_node_bandwidth.value };
         add(latency, collective.sent(mesh) as f64 / bandwidth)
     }
 

@@ -63,10 +63,8 @@ impl Device {
         let mut best = f64::INFINITY;
         for (rows, columns, by_128, by_64) in TILES {
             let tiles = (m.div_ceil(rows) * n.div_ceil(columns)).saturating_mul(count) as f64;
-            let rate = self.peak_flops
-                * p.gemm_efficiency.value
-                * p.tile_128.value.powi(by_128)
-                * p.tile_64.value.powi(by_64);
+            let rate =
+                self.peak_flops * p.gemm_efficiency.value * p.tile_128.value.powi(by_128) * p.tile_64.value.powi(by_64);
             for split in SPLITS {
                 let thin = tiles < THIN * self.multiprocessors;
                 if split > 1 && (grouped || k / split < SHORTEST_SUM || !thin) {
@@ -88,7 +86,8 @@ impl Device {
         let padded = m.next_multiple_of(128) * n.next_multiple_of(64) * k.next_multiple_of(32);
         let aligned = [m, n, k].iter().all(|size| size.is_multiple_of(8));
         let slowdown = if aligned { 1.0 } else { self.parameters.unaligned_slowdown.value };
-        2.0 * padded as f64 * count as f64 / (self.peak_flops * self.parameters.batched_gemm_efficiency.value) * slowdown
+        2.0 * padded as f64 * count as f64 / (self.peak_flops * self.parameters.batched_gemm_efficiency.value)
+            * slowdown
     }
 
     /// Fused attention. `flops` counts every (query, key) pair: the efficiencies are of a causal kernel, which skips half.
