@@ -8,10 +8,12 @@
 mod collective;
 mod fold;
 mod kernel;
+mod of_plan;
 mod parameters;
 
 pub use collective::{Group, Links};
 pub use kernel::Device;
+pub use of_plan::{AnalyticError, parameters_of};
 pub use parameters::{Parameters, STACKS, stack};
 
 use super::CostModel;
@@ -39,6 +41,8 @@ pub struct Facts<'a> {
     pub parameters: &'a Parameters,
     /// Bytes of `[B, S, H]` on one rank, for the passes that a stack makes beside those counted \[B\].
     pub activation_bytes: f64,
+    /// Stages of a rank: its ends of the step are shared out over their optimizers.
+    pub chunks: f64,
 }
 
 /// Times of one stage \[s\].
@@ -145,7 +149,7 @@ impl AnalyticCost {
             input: alone(&stage.backward, |phase| phase != Phase::Weight),
             weight: alone(&stage.backward, |phase| phase == Phase::Weight),
             reduce: self.reduction(facts, stage),
-            optimizer: device.memory(optimizer + cleared),
+            optimizer: device.memory(optimizer + cleared) + p.step_overhead.value / facts.chunks.max(1.0),
             gather: self.gather(facts, stage),
         }
     }
