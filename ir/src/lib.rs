@@ -28,6 +28,7 @@ pub mod scenario;
 pub mod schedule;
 pub mod schedules;
 pub mod search;
+pub mod segments;
 pub mod setup;
 pub mod spec;
 pub mod task;
