@@ -20,7 +20,7 @@ pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
 
 use crate::mesh::Mesh;
 use crate::model::ModelShape;
-use crate::scenario::{Recompute, SequenceParallel};
+use crate::scenario::Recompute;
 use crate::setup::Setup;
 use crate::task::Work;
 
@@ -138,7 +138,7 @@ impl Cut<'_> {
     }
 
     fn shards_sequence(&self) -> bool {
-        self.setup.sequence_parallel == SequenceParallel::Megatron && self.tensor() > 1
+        self.setup.shards_sequence_by_tensor() && self.tensor() > 1
     }
 
     /// The block of a transformer layer: `experts` for a layer with a mixture of experts.

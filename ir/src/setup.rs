@@ -17,8 +17,7 @@ pub struct Setup {
     pub attention: Attention,
     /// Kind of sequence parallelism: over the context-parallel ranks where there are any, else Megatron's or none.
     pub sequence_parallel: SequenceParallel,
-    /// Whether Megatron's sequence parallelism is on, over the tensor-parallel ranks; it goes together with any kind over
-    /// the context-parallel ranks.
+    /// Whether Megatron's is on beside one over the context-parallel ranks; see [`Setup::shards_sequence_by_tensor`].
     pub megatron_sequence_parallel: bool,
     /// ZeRO stage, 0 to 3.
     pub zero_stage: u32,
@@ -64,6 +63,12 @@ impl Default for Setup {
 }
 
 impl Setup {
+    /// Whether what lies between the tensor-parallel regions is sharded over the tensor-parallel ranks: Megatron's
+    /// sequence parallelism, alone or beside another kind.
+    pub fn shards_sequence_by_tensor(&self) -> bool {
+        self.megatron_sequence_parallel || self.sequence_parallel == SequenceParallel::Megatron
+    }
+
     /// What backward of a stage computes again.
     pub fn recompute_of(&self, stage: usize) -> Recompute {
         let last = self.recompute.last().copied().unwrap_or(Recompute::None);
