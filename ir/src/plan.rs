@@ -5,6 +5,9 @@
 mod batch;
 mod custom;
 mod layout;
+mod mesh;
+mod programs;
+mod setup;
 mod unit_faults;
 
 pub use batch::Batch;
@@ -12,9 +15,11 @@ pub use custom::Source;
 pub use layout::even_layout;
 
 use crate::action::Op;
+use crate::cluster::Cluster;
 use crate::cost_table::CostTable;
 use crate::fault::Fault;
 use crate::ids::{LayerRange, Stage};
+use crate::mesh::Mesh;
 use crate::model::{ModelShape, StagePart};
 use crate::order::PipelineOrder;
 use crate::passes;
@@ -24,6 +29,7 @@ use crate::scenario::{
 };
 use crate::schedule::{Draft, Schedule};
 use crate::schedules::{self, Chunks, Family, ScheduleParams};
+use crate::setup::Setup;
 use crate::spec::Violation;
 use crate::unit_costs::{StageTimes, UnitCosts};
 use crate::workload::Workload;
@@ -45,6 +51,12 @@ pub struct Plan {
     pub max_activations: Option<Vec<f64>>,
     /// The batch.
     pub batch: Batch,
+    /// The devices: sizes and order of the axes.
+    pub mesh: Mesh,
+    /// How it is trained, beside shape and batch.
+    pub setup: Setup,
+    /// The cluster, where the scenario has one.
+    pub cluster: Option<Cluster>,
     /// The model, where the scenario has one.
     pub model: Option<ModelShape>,
     /// Layers of each stage; empty without a model.
@@ -87,11 +99,22 @@ impl Plan {
         if !order.has(|op| op == Op::ReduceGrad) {
             order = passes::add_gradient_reduction(order);
         }
+        // ZeRO-3 scatters gradients in every backward and gathers weights in every forward.
+        let replicas = self.mesh.data > 1 && self.setup.zero_stage < 3;
+        if replicas && !order.has(|op| op == Op::ReduceData) {
+            order = passes::add_data_reduction(order);
+        }
         if self.reduces_tied_embedding() && !order.has(|op| op == Op::ReduceTied) {
             order = passes::add_tied_reduction(order);
         }
+        if self.setup.clip_grad.is_some() && !order.has(|op| op == Op::ClipGrad) {
+            order = passes::add_gradient_clipping(order);
+        }
         if !order.has(|op| op == Op::OptimizerStep) {
             order = passes::add_optimizer_step(order);
+        }
+        if replicas && self.setup.zero_stage > 0 && !order.has(|op| op == Op::GatherParam) {
+            order = passes::add_parameter_gather(order);
         }
         order
     }
@@ -134,11 +157,22 @@ pub fn resolve(scenario: &Scenario, read: &dyn Fn(&str) -> Result<String, String
         faults.push(Fault::new("parallel.zero_stage", "scenario::zero-stage", message, "use 0, 1, 2 or 3"));
     }
     let ranks = scenario.parallel.pipeline_model_parallel_size.unwrap_or(1);
-    let batch = batch::resolve(scenario, &mut faults);
+    let (mesh, cluster) = mesh::resolve(scenario, read, &mut faults);
+    let setup = setup::resolve(scenario, cluster.as_ref(), &mesh, &mut faults);
+    let batch = batch::resolve(scenario, mesh.data, &mut faults);
     let model = scenario.model.as_ref().and_then(|m| resolve_model(m, scenario, &mut faults));
     let mut plans = Vec::new();
     for (i, entry) in scenario.schedules.iter().enumerate() {
-        let context = Context { scenario, ranks, batch, model: model.as_ref(), read };
+        let context = Context {
+            scenario,
+            ranks,
+            batch,
+            mesh: &mesh,
+            setup: &setup,
+            cluster: cluster.as_ref(),
+            model: model.as_ref(),
+            read,
+        };
         match resolve_entry(&context, i, entry) {
             Ok(plan) => {
                 unit_faults::check_stages(scenario, &plan, &mut faults);
@@ -162,6 +196,9 @@ struct Context<'a> {
     scenario: &'a Scenario,
     ranks: u32,
     batch: Batch,
+    mesh: &'a Mesh,
+    setup: &'a Setup,
+    cluster: Option<&'a Cluster>,
     model: Option<&'a ModelShape>,
     read: &'a dyn Fn(&str) -> Result<String, String>,
 }
@@ -225,14 +262,36 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         // An order of one's own may put any number of stages on a rank.
         Some(model) => {
             let chunks = if family == "custom" { 1 } else { chunks };
-            layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?
+            layout::resolve(&layout_request(context, model, order.placement.stages(), chunks), &at, entry)?
         }
         None => Vec::new(),
     };
     told.extend(warnings(context, &family, &order, chunks));
     let (batch, model, job) = (context.batch, context.model.cloned(), job(context));
+    let (mesh, setup, cluster) = (*context.mesh, context.setup.clone(), context.cluster.cloned());
     let max_activations = entry.max_activations.as_ref().map(|limit| limit.each(context.ranks));
-    Ok(Plan { name, family, chunks, order, source, max_activations, batch, model, layers, job, warnings: told })
+    let warnings = told;
+    Ok(Plan {
+        name,
+        family,
+        chunks,
+        order,
+        source,
+        max_activations,
+        batch,
+        mesh,
+        setup,
+        cluster,
+        model,
+        layers,
+        job,
+        warnings,
+    })
+}
+
+fn layout_request<'a>(context: &Context<'a>, model: &'a ModelShape, stages: u32, chunks: u32) -> layout::Request<'a> {
+    let parallel = &context.scenario.parallel;
+    layout::Request { model, parallel, stages, chunks, seq_length: context.batch.seq_length }
 }
 
 /// Most actions of one step that are accepted: some eight for each (stage, microbatch).
@@ -295,7 +354,7 @@ fn times(context: &Context<'_>, at: &str, entry: &ScheduleEntry, chunks: u32) ->
     let measured = || {
         let text = (context.read)(costs.file.as_deref()?).ok()?;
         let table: CostTable = serde_json::from_str(&text).ok()?;
-        let layers = layout::resolve(context.model?, &context.scenario.parallel, at, entry, stages, chunks).ok()?;
+        let layers = layout::resolve(&layout_request(context, context.model?, stages, chunks), at, entry).ok()?;
         StageTimes::measured(&table, &layers)
     };
     measured()
@@ -411,10 +470,10 @@ fn warnings(context: &Context<'_>, family: &str, order: &PipelineOrder, chunks: 
     }
     let ignored = [
         (parallel.zero_stage.is_some_and(|stage| stage > 0), "parallel.zero_stage"),
-        (parallel.sequence_parallel.is_some_and(|kind| kind != SequenceParallel::None), "parallel.sequence_parallel"),
+        (context.setup.sequence_parallel != SequenceParallel::None, "parallel.sequence_parallel"),
         (parallel.order.is_some(), "parallel.order"),
         (training.dtype.is_some_and(|dtype| dtype != Dtype::Fp32), "training.dtype"),
-        (training.recompute.is_some_and(|recompute| recompute != Recompute::None), "training.recompute"),
+        (context.setup.recompute.iter().any(|r| *r != Recompute::None), "training.recompute"),
         (training.attention.is_some_and(|attention| attention != Attention::Standard), "training.attention"),
     ];
     for (_, knob) in ignored.iter().filter(|(set, _)| *set) {

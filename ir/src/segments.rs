@@ -20,7 +20,7 @@ pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
 
 use crate::mesh::Mesh;
 use crate::model::ModelShape;
-use crate::scenario::{Recompute, SequenceParallel};
+use crate::scenario::Recompute;
 use crate::setup::Setup;
 use crate::task::Work;
 
@@ -137,8 +137,8 @@ impl Cut<'_> {
         if self.shards_sequence() { self.tokens().div_ceil(self.tensor()) } else { self.tokens() }
     }
 
-    fn shards_sequence(&self) -> bool {
-        self.setup.sequence_parallel == SequenceParallel::Megatron && self.tensor() > 1
+    pub(crate) fn shards_sequence(&self) -> bool {
+        self.setup.megatron_sequence_parallel && self.tensor() > 1
     }
 
     /// The block of a transformer layer: `experts` for a layer with a mixture of experts.

@@ -15,12 +15,17 @@ pub struct Setup {
     pub recompute: Vec<Recompute>,
     /// How attention is computed.
     pub attention: Attention,
-    /// Kind of sequence parallelism.
+    /// Kind of sequence parallelism: over the context-parallel ranks where there are any, else Megatron's or none.
     pub sequence_parallel: SequenceParallel,
+    /// Whether Megatron's sequence parallelism is on, over the tensor-parallel ranks; it goes together with any kind over
+    /// the context-parallel ranks.
+    pub megatron_sequence_parallel: bool,
     /// ZeRO stage, 0 to 3.
     pub zero_stage: u32,
     /// Whether attention and layers drop out.
     pub dropout: bool,
+    /// Largest norm of the gradients, where they are clipped to one.
+    pub clip_grad: Option<f64>,
     /// Whether gradients are reduced beside the backwards that make them.
     pub overlap_grad_reduce: bool,
     /// Whether parameters are gathered beside the forwards that use them.
@@ -29,9 +34,6 @@ pub struct Setup {
     pub tp_comm_overlap: bool,
     /// Whether messages between stages go beside compute.
     pub overlap_p2p: bool,
-    /// Ring attention: whether a rank holds an early and a late run of tokens, so that the causal mask leaves every rank as
-    /// much to do. Otherwise a rank holds one run, and the last one computes most.
-    pub zigzag: bool,
     /// Whether the loss is one kernel that keeps no fp32 copy of the logits.
     pub cross_entropy_fusion: bool,
 }
@@ -44,13 +46,14 @@ impl Default for Setup {
             recompute: vec![Recompute::None],
             attention: Attention::Standard,
             sequence_parallel: SequenceParallel::None,
+            megatron_sequence_parallel: false,
             zero_stage: 0,
             dropout: false,
+            clip_grad: None,
             overlap_grad_reduce: false,
             overlap_param_gather: false,
             tp_comm_overlap: false,
             overlap_p2p: true,
-            zigzag: true,
             cross_entropy_fusion: false,
         }
     }

@@ -48,8 +48,7 @@ impl Costs {
         }
         let Some(costs) = &loaded.scenario.costs else {
             let message = "the scenario has no costs to predict with".to_owned();
-            let help =
-                "add \"cluster\": { \"preset\": \"dgx-a100-80g\", \"nodes\": 1 }, or \"costs\": { \"model\": \"unit\" }, or measure \
+            let help = "add \"cluster\": { \"preset\": \"dgx-a100-80g\", \"nodes\": 1 }, or \"costs\": { \"model\": \"unit\" }, or measure \
                  them with `pipewright profile FILE -o costs.json`";
             return Err(Failure::Usage { message, help: help.to_owned() });
         };

@@ -35,9 +35,8 @@ const MICRO: &str = "training.micro_batch_size";
 const COUNT: &str = "training.num_microbatches";
 const REPLICAS: &str = "parallel.data_parallel_size";
 
-pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
+pub(super) fn resolve(scenario: &Scenario, replicas: u32, faults: &mut Vec<Fault>) -> Batch {
     let training = &scenario.training;
-    let replicas = scenario.parallel.data_parallel_size;
     let parallel = &scenario.parallel;
     for (value, path) in [
         (parallel.tensor_model_parallel_size, "parallel.tensor_model_parallel_size"),
@@ -47,7 +46,8 @@ pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
         (training.micro_batch_size, MICRO),
         (training.num_microbatches, COUNT),
         (training.seq_length, "training.seq_length"),
-        (replicas, REPLICAS),
+        (parallel.data_parallel_size, REPLICAS),
+        (parallel.expert_model_parallel_size, "parallel.expert_model_parallel_size"),
         (scenario.parallel.pipeline_model_parallel_size, crate::schedules::RANKS),
     ] {
         if value == Some(0) {
@@ -55,7 +55,6 @@ pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
         }
     }
     let seq_length = training.seq_length.unwrap_or(0);
-    let replicas = replicas.unwrap_or(1).max(1);
     let some = |value: Option<u32>| value.map(|v| v.max(1));
     let (global, micro, count) =
         (some(training.global_batch_size), some(training.micro_batch_size), some(training.num_microbatches));
@@ -137,9 +136,8 @@ mod tests {
         scenario.training.global_batch_size = global;
         scenario.training.micro_batch_size = micro;
         scenario.training.num_microbatches = count;
-        scenario.parallel.data_parallel_size = Some(replicas);
         let mut faults = Vec::new();
-        let batch = resolve(&scenario, &mut faults);
+        let batch = resolve(&scenario, replicas, &mut faults);
         faults.first().map_or(Ok(batch), |f| Err(format!("{} / {}", f.message, f.help)))
     }
 
