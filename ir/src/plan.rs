@@ -7,6 +7,7 @@ mod custom;
 mod layout;
 mod mesh;
 mod parallel;
+mod programs;
 mod setup;
 mod unit_faults;
 
@@ -97,11 +98,22 @@ impl Plan {
         if !order.has(|op| op == Op::ReduceGrad) {
             order = passes::add_gradient_reduction(order);
         }
+        // ZeRO-3 scatters gradients in every backward and gathers weights in every forward.
+        let replicas = self.mesh.data > 1 && self.setup.zero_stage < 3;
+        if replicas && !order.has(|op| op == Op::ReduceData) {
+            order = passes::add_data_reduction(order);
+        }
         if self.reduces_tied_embedding() && !order.has(|op| op == Op::ReduceTied) {
             order = passes::add_tied_reduction(order);
         }
+        if self.setup.clip_grad.is_some() && !order.has(|op| op == Op::ClipGrad) {
+            order = passes::add_gradient_clipping(order);
+        }
         if !order.has(|op| op == Op::OptimizerStep) {
             order = passes::add_optimizer_step(order);
+        }
+        if replicas && self.setup.zero_stage > 0 && !order.has(|op| op == Op::GatherParam) {
+            order = passes::add_parameter_gather(order);
         }
         order
     }

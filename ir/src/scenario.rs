@@ -57,6 +57,8 @@ pub enum CostModelName {
     Unit,
     /// A file written by `profile`.
     Table,
+    /// From the model, the cluster and what is known of its software stack.
+    Analytic,
 }
 
 /// Where task costs come from.

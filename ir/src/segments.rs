@@ -137,8 +137,8 @@ impl Cut<'_> {
         if self.shards_sequence() { self.tokens().div_ceil(self.tensor()) } else { self.tokens() }
     }
 
-    fn shards_sequence(&self) -> bool {
-        self.setup.shards_sequence_by_tensor() && self.tensor() > 1
+    pub(crate) fn shards_sequence(&self) -> bool {
+        self.setup.megatron_sequence_parallel && self.tensor() > 1
     }
 
     /// The block of a transformer layer: `experts` for a layer with a mixture of experts.

@@ -17,7 +17,8 @@ pub struct Setup {
     pub attention: Attention,
     /// Kind of sequence parallelism: over the context-parallel ranks where there are any, else Megatron's or none.
     pub sequence_parallel: SequenceParallel,
-    /// Whether Megatron's is on beside one over the context-parallel ranks; see [`Setup::shards_sequence_by_tensor`].
+    /// Whether Megatron's sequence parallelism is on, over the tensor-parallel ranks; it goes together with any kind over
+    /// the context-parallel ranks.
     pub megatron_sequence_parallel: bool,
     /// ZeRO stage, 0 to 3.
     pub zero_stage: u32,
@@ -33,9 +34,6 @@ pub struct Setup {
     pub tp_comm_overlap: bool,
     /// Whether messages between stages go beside compute.
     pub overlap_p2p: bool,
-    /// Ring attention: whether a rank holds an early and a late run of tokens, so that the causal mask leaves every rank as
-    /// much to do. Otherwise a rank holds one run, and the last one computes most.
-    pub zigzag: bool,
     /// Whether the loss is one kernel that keeps no fp32 copy of the logits.
     pub cross_entropy_fusion: bool,
 }
@@ -56,19 +54,12 @@ impl Default for Setup {
             overlap_param_gather: false,
             tp_comm_overlap: false,
             overlap_p2p: true,
-            zigzag: true,
             cross_entropy_fusion: false,
         }
     }
 }
 
 impl Setup {
-    /// Whether what lies between the tensor-parallel regions is sharded over the tensor-parallel ranks: Megatron's
-    /// sequence parallelism, alone or beside another kind.
-    pub fn shards_sequence_by_tensor(&self) -> bool {
-        self.megatron_sequence_parallel || self.sequence_parallel == SequenceParallel::Megatron
-    }
-
     /// What backward of a stage computes again.
     pub fn recompute_of(&self, stage: usize) -> Recompute {
         let last = self.recompute.last().copied().unwrap_or(Recompute::None);

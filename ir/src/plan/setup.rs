@@ -33,7 +33,7 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
         let message = format!("training.clip_grad is {norm}; a norm is 0 (off) or more");
         faults.push(Fault::new("training.clip_grad", "setup::clip-grad", message, "use 1.0, or 0 to turn it off"));
     }
-    let SequenceKinds { sequence_parallel, megatron_sequence_parallel, zigzag } = sequence_kinds(scenario, mesh);
+    let (sequence_parallel, megatron_sequence_parallel) = sequence_parallel(scenario, mesh);
     let off = |switch: Option<bool>| switch.unwrap_or(false);
     Setup {
         dtype,
@@ -45,7 +45,6 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
         attention,
         sequence_parallel,
         megatron_sequence_parallel,
-        zigzag,
         zero_stage: parallel.zero_stage.unwrap_or(0).min(3),
         dropout: off(training.dropout),
         clip_grad: clip_grad.filter(|norm| *norm > 0.0),
@@ -57,25 +56,16 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
     }
 }
 
-struct SequenceKinds {
-    sequence_parallel: SequenceParallel,
-    megatron_sequence_parallel: bool,
-    zigzag: bool,
-}
-
-/// The kind over the context-parallel ranks, and whether Megatron's is on beside it.
-fn sequence_kinds(scenario: &Scenario, mesh: &Mesh) -> SequenceKinds {
+/// The kind over the context-parallel ranks, else Megatron's or none; and whether Megatron's is on.
+fn sequence_parallel(scenario: &Scenario, mesh: &Mesh) -> (SequenceParallel, bool) {
     let kinds = scenario.parallel.sequence_parallel.as_ref().map_or(&[][..], |kinds| kinds.as_slice());
-    let megatron_sequence_parallel = kinds.contains(&SequenceParallel::Megatron);
-    let over_context = kinds.iter().copied().find(|kind| kind.is_over_context());
-    let sequence_parallel = match over_context {
-        Some(SequenceParallel::RingContiguous) => SequenceParallel::Ring,
+    let megatron = kinds.contains(&SequenceParallel::Megatron);
+    let kind = match kinds.iter().copied().find(|kind| kind.is_over_context()) {
         Some(kind) => kind,
         // As in Megatron-core, whose `cp_comm_type` is a zigzag ring unless told otherwise.
         None if mesh.context > 1 => SequenceParallel::Ring,
-        None if megatron_sequence_parallel => SequenceParallel::Megatron,
+        None if megatron => SequenceParallel::Megatron,
         None => SequenceParallel::None,
     };
-    let zigzag = over_context != Some(SequenceParallel::RingContiguous);
-    SequenceKinds { sequence_parallel, megatron_sequence_parallel, zigzag }
+    (kind, megatron)
 }

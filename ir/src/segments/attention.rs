@@ -202,7 +202,8 @@ impl<'a> Attention<'a> {
         let (qk_dim, v_dim, width) = (self.qk_dim, self.v_dim, self.cut.width());
         if self.cut.setup.attention == AttentionKind::Flash {
             // Every block of a contiguous ring is waited for by a rank that computes all of it.
-            let masked = self.sharing != Sharing::Ring || self.cut.setup.zigzag;
+            let masked =
+                self.sharing != Sharing::Ring || self.cut.setup.sequence_parallel != SequenceParallel::RingContiguous;
             let kernel = AttentionKernel { batch, heads, queries, keys, qk_dim, v_dim, masked, backward };
             return vec![Kernel::Attention(kernel)];
         }

@@ -31,8 +31,8 @@ pub(super) fn faults(facts: &Facts<'_>, faults: &mut Vec<Fault>) {
     }
     let Some(seq) = facts.scenario.training.seq_length.filter(|seq| *seq > 0) else { return };
     let (seq, context, tensor) = (u64::from(seq), u64::from(mesh.context), u64::from(mesh.tensor));
-    let zigzag = setup.sequence_parallel == SequenceParallel::Ring && setup.zigzag && context > 1;
-    let megatron = setup.shards_sequence_by_tensor() && tensor > 1;
+    let zigzag = setup.sequence_parallel == SequenceParallel::Ring && context > 1;
+    let megatron = setup.megatron_sequence_parallel && tensor > 1;
     let runs = if zigzag { context.saturating_mul(2) } else { context };
     let parts = if megatron { runs.max(context.saturating_mul(tensor)) } else { runs };
     // The share of a context-parallel rank is sharded again over the tensor-parallel ones.

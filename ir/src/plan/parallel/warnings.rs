@@ -62,7 +62,7 @@ fn kernels(facts: &Facts<'_>, warnings: &mut Vec<String>) {
 
 fn overlaps(facts: &Facts<'_>, warnings: &mut Vec<String>) {
     let (setup, mesh) = (facts.setup, facts.mesh);
-    let without_sharding = !(setup.shards_sequence_by_tensor() && mesh.tensor > 1);
+    let without_sharding = !(setup.megatron_sequence_parallel && mesh.tensor > 1);
     for (on, missing, knob, needs) in [
         (setup.overlap_param_gather, setup.zero_stage == 0, "overlap_param_gather", "ZeRO 1 or more"),
         (setup.tp_comm_overlap, without_sharding, "tp_comm_overlap", "Megatron's sequence parallelism"),
