@@ -17,16 +17,22 @@ fn preset(name: &str) -> ModelShape {
     model_shape(&model::preset(name).unwrap(), 1, None).unwrap()
 }
 
+/// The fields of `base`, and those of `more` over them.
+fn with(mut base: Value, more: Value) -> Value {
+    if let (Value::Object(base), Value::Object(more)) = (&mut base, more) {
+        base.extend(more);
+    }
+    base
+}
+
 /// A config.json of Llama's fields.
 fn llama(model_type: &str, [hidden, layers, heads, groups, inner, vocabulary]: [u32; 6], more: Value) -> Value {
-    let mut config = json!({
+    let config = json!({
         "model_type": model_type, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": groups, "intermediate_size": inner, "vocab_size": vocabulary, "hidden_act": "silu",
         "rope_scaling": null, "torch_dtype": "bfloat16", "eos_token_id": [1, 2], "max_position_embeddings": 8192,
     });
-    let fields = more.as_object().unwrap().clone();
-    config.as_object_mut().unwrap().extend(fields);
-    config
+    with(config, more)
 }
 
 #[test]
@@ -159,7 +165,7 @@ fn configs_in_the_wild_mean_what_their_model_type_means() {
 
 fn deepseek(more: Value) -> Value {
     let sizes = [7168, 61, 128, 128, 18432, 129_280];
-    let mut config = llama(
+    let config = llama(
         "deepseek_v3",
         sizes,
         json!({
@@ -168,8 +174,7 @@ fn deepseek(more: Value) -> Value {
             "first_k_dense_replace": 3, "moe_layer_freq": 1, "num_nextn_predict_layers": 1, "topk_method": "noaux_tc",
         }),
     );
-    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    config
+    with(config, more)
 }
 
 #[test]
@@ -209,9 +214,10 @@ fn wrong_configs_are_refused_at_their_field() {
 }
 
 fn plans(model: Value, more: Value) -> Vec<Plan> {
-    let mut scenario = json!({ "schema_version": 1, "name": "x", "model": model, "schedules": ["1f1b"],
+    let scenario = json!({ "schema_version": 1, "name": "x", "schedules": ["1f1b"],
         "training": { "num_microbatches": 4 } });
-    scenario.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut scenario = with(scenario, more);
+    scenario["model"] = model;
     let scenario: Scenario = serde_json::from_value(scenario).unwrap();
     resolve(&scenario, &|name| {
         if name == "models/bloom.json" { Ok(bloom().to_string()) } else { Err("not there".to_owned()) }
@@ -330,8 +336,9 @@ fn sc21_iterations_have_the_flops_of_the_paper() {
 }
 
 fn faults(model: Value) -> Vec<(String, String)> {
-    let scenario = json!({ "schema_version": 1, "name": "x", "model": model, "schedules": ["1f1b"],
+    let mut scenario = json!({ "schema_version": 1, "name": "x", "schedules": ["1f1b"],
         "training": { "num_microbatches": 4, "seq_length": 64 } });
+    scenario["model"] = model;
     let scenario: Scenario = serde_json::from_value(scenario).unwrap();
     let read = |name: &str| match name {
         "half.json" => Ok("{ \"model_type\": \"llama\", \"hidden_size\": -1 }".to_owned()),
@@ -344,11 +351,7 @@ fn faults(model: Value) -> Vec<(String, String)> {
 
 #[test]
 fn wrong_models_are_refused_at_the_knob_with_what_would_be_legal() {
-    let base = |more: Value| {
-        let mut model = json!({ "num_layers": 4, "hidden_size": 56, "num_attention_heads": 28 });
-        model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        model
-    };
+    let base = |more: Value| with(json!({ "num_layers": 4, "hidden_size": 56, "num_attention_heads": 28 }), more);
     for (model, path, parts) in [
         (json!({}), "model", &["num_layers", "preset"][..]),
         (base(json!({ "num_query_groups": 5 })), "model.num_query_groups", &["28 % 5 = 3", "use 4 or 7"]),
