@@ -50,7 +50,7 @@ pub(crate) enum Verb {
     /// Measure what each task costs on this machine
     #[cfg(feature = "exec")]
     Profile(ProfileArgs),
-    /// Count the parameters of the model and of each stage
+    /// Count parameters and FLOPs of a scenario's model, stages and ranks, or of a Hugging Face config.json
     Model(ModelArgs),
     /// List the schedules with their papers and formulas
     List(ListArgs),

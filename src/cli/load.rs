@@ -46,6 +46,11 @@ impl Loaded {
 /// Reads `file` (`-` is stdin) and resolves its schedules, or only those named.
 pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
     let (text, folder) = read(file)?;
+    load_text(text, folder, file, only)
+}
+
+/// Resolves the schedules of the scenario `text`, which was read from `file` in `folder`.
+pub(crate) fn load_text(text: String, folder: PathBuf, file: &str, only: &[String]) -> Result<Loaded, Failure> {
     let mut scenario = parse(&text, file)?;
     let all = std::mem::take(&mut scenario.schedules);
     let chosen = choose(&all, only);
@@ -64,7 +69,8 @@ pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
     }
 }
 
-fn read(file: &str) -> Result<(String, PathBuf), Failure> {
+/// The text of `file` (`-` is stdin), and the folder that paths in it are relative to.
+pub(crate) fn read(file: &str) -> Result<(String, PathBuf), Failure> {
     let text = if file == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(file) };
     let text = text.map(|text| text.trim_start_matches('\u{feff}').to_owned()).map_err(|reason| Failure::Usage {
         message: format!("cannot read the scenario {file}: {reason}"),
@@ -171,7 +177,8 @@ fn rename(mut fault: PlanFault, chosen: &[(Option<usize>, ScheduleEntry)]) -> Pl
     fault
 }
 
-fn place(text: &str, file: &str, fault: PlanFault) -> Fault {
+/// A fault with its place in the text.
+pub(crate) fn place(text: &str, file: &str, fault: PlanFault) -> Fault {
     let place =
         locate::span(text, &fault.path).map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
     Fault { message: fault.message, help: fault.help, code: fault.code.to_owned(), path: fault.path, place }
