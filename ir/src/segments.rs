@@ -20,7 +20,7 @@ pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
 pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
 
 use crate::mesh::Mesh;
-use crate::model::ModelShape;
+use crate::model::{ModelShape, Weight};
 use crate::scenario::Recompute;
 use crate::setup::Setup;
 use crate::task::Work;
@@ -155,8 +155,13 @@ impl Cut<'_> {
         ends::embedding(self)
     }
 
-    /// The block of the head and the loss.
-    pub fn head(&self) -> Block {
-        ends::head(self)
+    /// The block of the head and the loss; `own_weight` is false where the head shares the embedding's on its stage.
+    pub fn head(&self, own_weight: bool) -> Block {
+        ends::head(self, own_weight)
+    }
+
+    /// Parameters of weights on one rank.
+    fn sum(&self, weights: &[Weight]) -> u64 {
+        weights.iter().map(|w| w.rank_elements(self.mesh.tensor, self.mesh.expert)).fold(0, u64::saturating_add)
     }
 }

@@ -26,9 +26,9 @@ pub struct StageProgram {
     pub forward: Vec<Placed>,
     /// B.
     pub backward: Vec<Placed>,
-    /// I: B without [`Phase::Weight`].
+    /// I: B without [`Phase::Weight`]; empty where no backward is split.
     pub input: Vec<Placed>,
-    /// W: the rest of B.
+    /// W: the rest of B; likewise.
     pub weight: Vec<Placed>,
     /// Parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
@@ -93,21 +93,21 @@ struct Listed {
 }
 
 impl Programs {
-    /// The programs of stages that hold `parts`.
-    pub fn new(cut: &Cut<'_>, parts: &[StagePart]) -> Self {
+    /// The programs of stages that hold `parts`; those of I and W only where backward is `split`.
+    pub fn new(cut: &Cut<'_>, parts: &[StagePart], split: bool) -> Self {
         let mut programs = Self { overlap_grad_reduce: cut.setup.overlap_grad_reduce, ..Self::default() };
         let mut layers: Vec<((Recompute, bool), Listed)> = Vec::new();
         let mut runs = Runs::default();
         let embedding = programs.list(cut, cut.embedding());
-        let head = programs.list(cut, cut.head());
-        let dense = cut.model.mixture_of_experts.map_or(u32::MAX, |moe| moe.first_dense_layers);
+        let head = programs.list(cut, cut.head(true));
+        let tied_head = programs.list(cut, cut.head(false));
         for (s, part) in parts.iter().enumerate() {
             let mut blocks: Vec<(u32, Listed)> = Vec::new();
             if part.embedding {
                 blocks.push((part.layers.start, embedding.clone()));
             }
             for layer in part.layers.start..part.layers.end {
-                let kind = (cut.setup.recompute_of(s), layer >= dense);
+                let kind = (cut.setup.recompute_of(s), cut.model.is_moe_layer(layer));
                 let known = layers.iter().find(|(k, _)| *k == kind).map(|(_, listed)| listed.clone());
                 let listed = known.unwrap_or_else(|| {
                     let listed = programs.list(cut, cut.layer(kind.0, kind.1));
@@ -119,9 +119,11 @@ impl Programs {
                 blocks.push((layer, listed));
             }
             if part.head {
+                let tied = part.embedding && !cut.model.untie_embeddings_and_output_weights;
+                let head = if tied { &tied_head } else { &head };
                 blocks.push((part.layers.end.saturating_sub(1), head.clone()));
             }
-            let stage = programs.stage(&blocks, &mut runs);
+            let stage = programs.stage(&blocks, split, &mut runs);
             programs.stages.push(stage);
         }
         programs
@@ -156,7 +158,7 @@ impl Programs {
         u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    fn stage(&mut self, blocks: &[(u32, Listed)], runs: &mut Runs) -> StageProgram {
+    fn stage(&mut self, blocks: &[(u32, Listed)], split: bool, runs: &mut Runs) -> StageProgram {
         let forward = self.pass(blocks.iter(), |b| b.forward.clone(), false);
         let backward = self.pass(blocks.iter().rev(), |b| b.backward.clone(), true);
         let (mut place, mut ends) = (0, Vec::new());
@@ -166,8 +168,9 @@ impl Programs {
         }
         let (forward, _) = runs.merge(self, &forward, |_| true, &[]);
         let (whole, places) = runs.merge(self, &backward, |_| true, &ends);
-        let (input, _) = runs.merge(self, &backward, |phase| phase != Phase::Weight, &[]);
-        let (weight, weight_places) = runs.merge(self, &backward, |phase| phase == Phase::Weight, &ends);
+        let backward = if split { &backward[..] } else { &[] };
+        let (input, _) = runs.merge(self, backward, |phase| phase != Phase::Weight, &[]);
+        let (weight, weight_places) = runs.merge(self, backward, |phase| phase == Phase::Weight, &ends);
         let buckets = blocks.iter().rev().enumerate().filter_map(|(i, (layer, block))| {
             let at = |places: &[u32]| places.get(i).copied().unwrap_or(0);
             Some(Bucket { step: block.reduce?, place: at(&places), weight_place: at(&weight_places), layer: *layer })
