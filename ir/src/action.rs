@@ -39,18 +39,30 @@ pub enum Op {
     /// `REDUCE_GRAD`: sum the stage's gradients over its copies.
     #[serde(rename = "REDUCE_GRAD")]
     ReduceGrad,
+    /// `REDUCE_DATA`: sum the stage's gradients over the data-parallel replicas, or scatter the sum over them.
+    #[serde(rename = "REDUCE_DATA")]
+    ReduceData,
     /// `REDUCE_TIED`: sum the gradients of the two copies of a tied embedding.
     #[serde(rename = "REDUCE_TIED")]
     ReduceTied,
+    /// `CLIP_GRAD`: sum the squares of all gradients over all ranks, once a rank.
+    #[serde(rename = "CLIP_GRAD")]
+    ClipGrad,
     /// `OPTIMIZER_STEP`: update the stage's weights and drop its gradients.
     #[serde(rename = "OPTIMIZER_STEP")]
     OptimizerStep,
+    /// `GATHER_PARAM`: gather the stage's weights, of which each data-parallel replica has updated a shard.
+    #[serde(rename = "GATHER_PARAM")]
+    GatherParam,
 }
 
 impl Op {
     /// Every operation, longest code first so that a prefix never hides a longer code.
-    const ALL: [Op; 11] = [
+    const ALL: [Op; 14] = [
         Op::OptimizerStep,
+        Op::GatherParam,
+        Op::ReduceData,
+        Op::ClipGrad,
         Op::ReduceTied,
         Op::ReduceGrad,
         Op::SendForward,
@@ -75,8 +87,11 @@ impl Op {
             Op::SendBackward => "SEND_B",
             Op::RecvBackward => "RECV_B",
             Op::ReduceGrad => "REDUCE_GRAD",
+            Op::ReduceData => "REDUCE_DATA",
             Op::ReduceTied => "REDUCE_TIED",
+            Op::ClipGrad => "CLIP_GRAD",
             Op::OptimizerStep => "OPTIMIZER_STEP",
+            Op::GatherParam => "GATHER_PARAM",
         }
     }
 
@@ -107,12 +122,14 @@ impl Op {
 
     /// Whether the action belongs to one microbatch (the others act once a step on the whole stage).
     pub fn has_microbatch(self) -> bool {
-        !matches!(self, Op::ReduceGrad | Op::ReduceTied | Op::OptimizerStep)
+        use Op::{ClipGrad, GatherParam, OptimizerStep, ReduceData, ReduceGrad, ReduceTied};
+        !matches!(self, ReduceGrad | ReduceData | ReduceTied | ClipGrad | OptimizerStep | GatherParam)
     }
 
-    /// Whether every member of a group of ranks takes part at the same time.
+    /// Whether several pipeline ranks take part at the same time. (Of the other axes of the mesh a schedule shows one
+    /// representative.)
     pub fn is_collective(self) -> bool {
-        matches!(self, Op::ReduceGrad | Op::ReduceTied)
+        matches!(self, Op::ReduceGrad | Op::ReduceTied | Op::ClipGrad)
     }
 }
 
@@ -164,8 +181,8 @@ pub enum ActionError {
     Stage(String),
     /// The letters name no operation.
     #[error(
-        "`{0}` names no operation; known are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, REDUCE_TIED and \
-         OPTIMIZER_STEP"
+        "`{0}` names no operation; known are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, REDUCE_DATA, \
+         REDUCE_TIED, CLIP_GRAD, OPTIMIZER_STEP and GATHER_PARAM"
     )]
     Op(String),
     /// The microbatch number is missing or not a number.

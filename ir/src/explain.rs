@@ -432,7 +432,7 @@ fn activations(schedule: &Schedule, rank: Rank, tasks: &[TaskId]) -> Vec<f64> {
     let mut live = 0_u32;
     let before = |id: &TaskId| {
         let held = f64::from(live) / whole;
-        let (more, fewer) = memory::activations_of(schedule.task(*id).action.op);
+        let (more, fewer) = memory::activations_of(schedule.task(*id));
         live = (live + more).saturating_sub(fewer);
         held
     };

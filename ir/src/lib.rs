@@ -10,6 +10,7 @@
 
 pub mod action;
 pub mod cells;
+pub mod cluster;
 pub mod cost_table;
 pub mod explain;
 pub mod fault;
@@ -27,6 +28,7 @@ pub mod scenario;
 pub mod schedule;
 pub mod schedules;
 pub mod search;
+pub mod segments;
 pub mod setup;
 pub mod spec;
 pub mod task;

@@ -6,7 +6,7 @@
 use crate::action::Op;
 use crate::ids::{Rank, TaskId};
 use crate::schedule::Schedule;
-use crate::task::{MemoryClass, Touch};
+use crate::task::{MemoryClass, Task, Touch};
 use crate::timeline::Timeline;
 
 /// Bytes by class, in the order of [`MemoryClass::ALL`] \[B\].
@@ -95,8 +95,10 @@ pub fn positions(schedule: &Schedule) -> Vec<u32> {
 
 /// How many activations more there are once a task has begun, and how many fewer once it has ended: those of a
 /// microbatch live from its F to its B or W.
-pub fn activations_of(op: Op) -> (u32, u32) {
-    (u32::from(op == Op::Forward), u32::from(op.makes_weight_gradients()))
+pub fn activations_of(task: &Task) -> (u32, u32) {
+    let op = task.action.op;
+    let (begins, ends) = (!task.step.continues, !task.step.continued);
+    (u32::from(begins && op == Op::Forward), u32::from(ends && op.makes_weight_gradients()))
 }
 
 /// Most activations alive at once on a rank, in chunks. Follows the compute lane in program order, which is its order in
@@ -104,7 +106,7 @@ pub fn activations_of(op: Op) -> (u32, u32) {
 pub fn peak_activations(schedule: &Schedule, rank: Rank) -> u32 {
     let (mut live, mut peak) = (0_u32, 0_u32);
     for (_, task) in schedule.program(rank) {
-        let (more, fewer) = activations_of(task.action.op);
+        let (more, fewer) = activations_of(task);
         live = (live + more).saturating_sub(fewer);
         peak = peak.max(live);
     }

@@ -5,6 +5,7 @@
 
 mod index;
 mod lower;
+mod segment;
 
 pub(crate) use index::Index;
 pub(crate) use lower::same_collective;

@@ -2,6 +2,8 @@
 
 use crate::action::{Action, Op};
 use crate::ids::{BufferId, LayerRange, Rank, TaskId};
+use crate::mesh::Axis;
+use crate::segments::CollectiveKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -15,21 +17,50 @@ pub enum Lane {
     Send,
     /// Point-to-point receives.
     Receive,
-    /// Reductions over several ranks.
+    /// Reductions over several pipeline ranks.
     Collective,
+    /// Messages of tensor parallelism.
+    Tensor,
+    /// Messages of context parallelism.
+    Context,
+    /// Messages of expert parallelism.
+    Expert,
+    /// Messages of data parallelism.
+    Data,
 }
 
 impl Lane {
     /// Every lane, in drawing order.
-    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::Send, Lane::Receive, Lane::Collective];
+    pub const ALL: [Lane; 8] = [
+        Lane::Compute,
+        Lane::Send,
+        Lane::Receive,
+        Lane::Collective,
+        Lane::Tensor,
+        Lane::Context,
+        Lane::Expert,
+        Lane::Data,
+    ];
 
     /// The lane an operation runs on.
     pub fn of(op: Op) -> Lane {
         match op {
             Op::SendForward | Op::SendBackward => Lane::Send,
             Op::RecvForward | Op::RecvBackward => Lane::Receive,
-            Op::ReduceGrad | Op::ReduceTied => Lane::Collective,
+            Op::ReduceGrad | Op::ReduceTied | Op::ClipGrad => Lane::Collective,
+            Op::ReduceData | Op::GatherParam => Lane::Data,
             _ => Lane::Compute,
+        }
+    }
+
+    /// The lane of the messages over an axis of the mesh.
+    pub fn of_axis(axis: Axis) -> Lane {
+        match axis {
+            Axis::Tensor => Lane::Tensor,
+            Axis::Context => Lane::Context,
+            Axis::Expert => Lane::Expert,
+            Axis::Data => Lane::Data,
+            Axis::Pipeline => Lane::Collective,
         }
     }
 
@@ -45,6 +76,10 @@ impl Lane {
             Lane::Send => "send",
             Lane::Receive => "receive",
             Lane::Collective => "collective",
+            Lane::Tensor => "tensor",
+            Lane::Context => "context",
+            Lane::Expert => "expert",
+            Lane::Data => "data",
         }
     }
 }
@@ -91,6 +126,21 @@ pub struct Task {
     pub payload: u64,
     /// The first part of the compound action that it is a part of, itself if it is the first.
     pub group: Option<TaskId>,
+    /// Its place among the steps that its action is cut into.
+    pub step: StepOf,
+}
+
+/// Which step of an action a task is. At the detail of stages an action is one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepOf {
+    /// Which entry of [`Programs::steps`](crate::segments::Programs::steps) it is; `None` where the action is one task.
+    pub program: Option<u32>,
+    /// Whether steps of the same action stand before it.
+    pub continues: bool,
+    /// Whether steps of the same action stand behind it.
+    pub continued: bool,
+    /// A message over an axis of the mesh: what it does.
+    pub collective: Option<CollectiveKind>,
 }
 
 impl Task {

@@ -31,6 +31,10 @@ pub struct StageWorkload {
     pub backward_workspace: u64,
     /// Memory that the optimizer needs only while it runs.
     pub optimizer_workspace: u64,
+    /// Gradients that are reduced over the data-parallel replicas; 0 with one replica.
+    pub reduced: u64,
+    /// Weights that are gathered behind the optimizer, where the replicas share its state; 0 elsewhere.
+    pub gathered: u64,
     /// The tied embedding's gradient, to be summed between the first and the last stage; 0 elsewhere or when untied.
     pub tied: u64,
     /// FLOPs of one microbatch's forward.
@@ -63,6 +67,8 @@ impl StageWorkload {
         forward_workspace: 0,
         backward_workspace: 0,
         optimizer_workspace: 0,
+        reduced: 0,
+        gathered: 0,
         tied: 0,
         forward_flops: 0.0,
         split: None,

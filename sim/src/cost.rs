@@ -1,8 +1,10 @@
 //! Cost models: how long a task takes and how long a message travels.
 
+pub mod analytic;
 mod table;
 mod unit;
 
+pub use analytic::AnalyticCost;
 pub use table::{TableCost, TableError, workload_of};
 pub use unit::UnitCost;
 

@@ -30,11 +30,11 @@ pub struct Engine {
     pub(crate) predecessors: Vec<u32>,
     /// Latency of each predecessor entry, 0 but on transfers.
     pub(crate) latency: Vec<f64>,
-    transfers: Vec<(u32, TaskId)>,
+    pub(crate) transfers: Vec<(u32, TaskId)>,
     /// Task -> its duration.
     pub(crate) duration: Vec<f64>,
     /// Tasks that happen together, in order.
-    sets: Vec<Set>,
+    pub(crate) sets: Vec<Set>,
     /// Last task of each lane slot.
     pub(crate) lane_tails: Vec<Option<u32>>,
     /// Whether a task runs on a compute lane.
@@ -43,15 +43,15 @@ pub struct Engine {
 
 /// Tasks that happen together; they stand side by side in the order.
 #[derive(Clone, Debug)]
-struct Set {
-    range: Range<usize>,
-    kind: SetKind,
+pub(crate) struct Set {
+    pub(crate) range: Range<usize>,
+    pub(crate) kind: SetKind,
     /// How long they take together.
-    duration: f64,
+    pub(crate) duration: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SetKind {
+pub(crate) enum SetKind {
     /// The parts of a compound action.
     Compound,
     /// A send that waits and its receive.
@@ -65,7 +65,7 @@ impl SetKind {
         match task.lane {
             Lane::Compute => SetKind::Compound,
             Lane::Send | Lane::Receive => SetKind::Message,
-            Lane::Collective => SetKind::Collective,
+            _ => SetKind::Collective,
         }
     }
 }

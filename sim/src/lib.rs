@@ -20,6 +20,7 @@
 
 pub mod cost;
 mod engine;
+pub mod full;
 mod shared;
 
 pub use engine::Engine;

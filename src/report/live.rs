@@ -69,7 +69,7 @@ fn activations(run: &Run<'_>, rank: Rank) -> Live {
     let mut now = 0_i64;
     for step in 0..run.timeline.steps() {
         for (id, task) in schedule.program(rank).filter(|(_, task)| task.lane == Lane::Compute) {
-            let (more, fewer) = memory::activations_of(task.action.op);
+            let (more, fewer) = memory::activations_of(task);
             let span = run.timeline.span(step, id);
             for (time, change) in [(span.start, i64::from(more)), (span.end, -i64::from(fewer))] {
                 if change == 0 {

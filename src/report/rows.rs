@@ -156,7 +156,9 @@ const LABEL_ROOM: f64 = 2.5;
 
 /// Whether any message takes long enough to be seen.
 fn messages_take_time(run: &Run<'_>) -> bool {
-    [Op::SendForward, Op::RecvForward, Op::ReduceGrad, Op::ReduceTied].into_iter().any(|op| occurs(run, op))
+    [Op::SendForward, Op::RecvForward, Op::ReduceGrad, Op::ReduceData, Op::ReduceTied, Op::GatherParam]
+        .into_iter()
+        .any(|op| occurs(run, op))
 }
 
 /// The legend of one or more runs: what occurs in them.
@@ -171,7 +173,9 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
         (Op::SendForward, "send"),
         (Op::RecvForward, "receive"),
         (Op::ReduceGrad, "gradient reduction"),
+        (Op::ReduceData, "gradients over replicas"),
         (Op::ReduceTied, "tied embedding reduction"),
+        (Op::GatherParam, "weights gathered"),
     ];
     let mut entries = Vec::new();
     for (op, word) in words.into_iter().filter(|(op, _)| runs.iter().any(|run| occurs(run, *op))) {

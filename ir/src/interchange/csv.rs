@@ -180,8 +180,8 @@ impl PipelineOrder {
             let mut cells = Vec::new();
             let mut at = 0;
             for cell in actions.chunk_by(|_, next| next.joins_previous) {
-                let ours = [Op::OptimizerStep, Op::ReduceTied, Op::ReduceGrad];
-                let known = cell.iter().all(|a| a.op.is_compute() || (comms && !ours.contains(&a.op)));
+                let ours = |op: Op| !op.has_microbatch();
+                let known = cell.iter().all(|a| a.op.is_compute() || (comms && !ours(a.op)));
                 if known && is_overlapped_pair(cell) {
                     cells.push(write_cell(cell));
                 } else if known {

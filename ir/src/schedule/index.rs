@@ -44,6 +44,16 @@ impl Index {
         }
     }
 
+    /// The same index after every task has got another id.
+    pub(crate) fn moved(&self, to: impl Fn(TaskId) -> TaskId) -> Self {
+        let id = |id: &u32| if *id == NONE { NONE } else { to(TaskId(*id)).0 };
+        Self {
+            cells: self.cells,
+            first: self.first.each_ref().map(|table| table.iter().map(id).collect()),
+            collectives: self.collectives.iter().map(|id| to(*id)).collect(),
+        }
+    }
+
     /// The number of the action's (stage, microbatch).
     pub(crate) fn cell(&self, action: Action) -> Option<usize> {
         self.cells.index(action.stage, action.microbatch?)

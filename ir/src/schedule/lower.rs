@@ -6,7 +6,7 @@ use crate::action::{Action, Op};
 use crate::ids::{BufferId, Microbatch, Rank, Stage, TaskId};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
-use crate::task::{Buffer, Dep, Lane, MemoryClass, MemoryEffect, Task, Touch, Work};
+use crate::task::{Buffer, Dep, Lane, MemoryClass, MemoryEffect, StepOf, Task, Touch, Work};
 use crate::workload::{SplitWorkload, StageWorkload, Workload};
 use petgraph::graph::{DiGraph, NodeIndex};
 
@@ -50,6 +50,8 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         Op::SendBackward => (placement.previous(stage), output_of(placement.previous(stage))),
         Op::RecvBackward => (placement.next(stage), stage_workload.output),
         Op::ReduceGrad => (placement.reduced_with(op, stage), stage_workload.gradients),
+        Op::ReduceData => (None, stage_workload.reduced),
+        Op::GatherParam => (None, stage_workload.gathered),
         Op::ReduceTied => (placement.reduced_with(op, stage), stage_workload.tied),
         _ => (None, 0),
     };
@@ -60,7 +62,17 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         _ => 0.0,
     };
     let work = Work { flops: passes * stage_workload.forward_flops, bytes: 0.0 };
-    Task { action, rank, lane: Lane::of(op), peer, layers: stage_workload.layers, work, payload, group: None }
+    Task {
+        action,
+        rank,
+        lane: Lane::of(op),
+        peer,
+        layers: stage_workload.layers,
+        work,
+        payload,
+        group: None,
+        step: StepOf::default(),
+    }
 }
 
 /// Edges into every task of one rank's program.
@@ -118,7 +130,7 @@ fn add_inputs(graph: &mut DiGraph<Task, Dep>, node: NodeIndex, task: &Task, inde
         Op::SendBackward => link(gradient_from(Some(stage)), Dep::Data),
         Op::RecvForward => link(from(Op::SendForward, placement.previous(stage)), Dep::Transfer),
         Op::RecvBackward => link(from(Op::SendBackward, placement.next(stage)), Dep::Transfer),
-        Op::ReduceGrad | Op::ReduceTied | Op::OptimizerStep => {}
+        _ => {}
     }
 }
 
@@ -144,7 +156,8 @@ fn add_whole_stage_inputs(
     let Action { stage, op, .. } = task.action;
     // A reduction between two stages of one rank stands for both.
     let other = placement.reduced_with(op, stage).filter(|s| placement.rank_of(*s) == Some(task.rank));
-    for (_, last) in gradients.iter_mut().filter(|(s, _)| *s == stage || Some(*s) == other) {
+    let clips = op == Op::ClipGrad;
+    for (_, last) in gradients.iter_mut().filter(|(s, _)| clips || *s == stage || Some(*s) == other) {
         graph.add_edge(*last, node, Dep::Weight);
         if op.is_collective() {
             // A collective starts when every member is ready.
@@ -153,14 +166,16 @@ fn add_whole_stage_inputs(
                     graph.add_edge(*last, member, Dep::Transfer);
                 }
             }
-            *last = node;
         }
+        *last = node;
     }
 }
 
 /// Whether two tasks are members of one collective.
 pub(crate) fn same_collective(a: &Task, b: &Task) -> bool {
-    a.action.op == b.action.op && (a.action.op == Op::ReduceTied || a.action.stage.number() == b.action.stage.number())
+    let op = a.action.op;
+    let of_all = matches!(op, Op::ReduceTied | Op::ClipGrad);
+    op == b.action.op && (of_all || a.action.stage.number() == b.action.stage.number())
 }
 
 /// Memory that outlives the step.
@@ -275,7 +290,7 @@ impl<'a> Memory<'a> {
                 self.touch(buffer, Touch::Free);
                 self.workspace(sizes.optimizer_workspace, task);
             }
-            (Op::ReduceGrad | Op::ReduceTied, _) => self.workspace(task.payload, task),
+            (Op::ReduceGrad | Op::ReduceTied | Op::ReduceData, _) => self.workspace(task.payload, task),
             _ => {}
         }
         debug_assert_eq!(id.index() + 1, self.effects_start.len());

@@ -12,12 +12,18 @@ pub(super) struct StepEnd {
     last_gradient: Vec<Option<TaskId>>,
     optimizers: Vec<Vec<TaskId>>,
     reductions: Vec<TaskId>,
+    gathers: Vec<TaskId>,
 }
 
 impl StepEnd {
     pub(super) fn new(draft: &Draft) -> Self {
         let stages = draft.index.cells.stages().count();
-        Self { last_gradient: vec![None; stages], optimizers: vec![Vec::new(); stages], reductions: Vec::new() }
+        Self {
+            last_gradient: vec![None; stages],
+            optimizers: vec![Vec::new(); stages],
+            reductions: Vec::new(),
+            gathers: Vec::new(),
+        }
     }
 
     pub(super) fn note(&mut self, draft: &Draft, id: TaskId, task: &Task) {
@@ -25,14 +31,15 @@ impl StepEnd {
         match task.action.op {
             Op::FullBackward | Op::BackwardWeight => self.last_gradient[s] = self.last_gradient[s].max(Some(id)),
             Op::OptimizerStep => self.optimizers[s].push(id),
-            Op::ReduceGrad | Op::ReduceTied => self.reductions.push(id),
+            Op::ReduceGrad | Op::ReduceData | Op::ReduceTied | Op::ClipGrad => self.reductions.push(id),
+            Op::GatherParam => self.gathers.push(id),
             _ => {}
         }
     }
 
     pub(super) fn check(self, table: &Table<'_>, report: &mut Report<'_>) {
         let (cells, placement) = (table.draft.index.cells, &table.draft.placement);
-        let Self { last_gradient, optimizers, reductions } = self;
+        let Self { last_gradient, optimizers, reductions, gathers } = self;
         let any_optimizer = optimizers.iter().any(|ids| !ids.is_empty());
         let mut after = |first: TaskId, second: TaskId| {
             if !table.before(first, second) {
@@ -63,11 +70,20 @@ impl StepEnd {
                 // The tied embedding is summed over its two ends after each end is summed over its copies.
                 let over_copies = |id: &&TaskId| {
                     let earlier = table.draft.task(**id).action;
-                    action.op == Op::ReduceTied && earlier.op == Op::ReduceGrad && cells.stage(earlier.stage) == Some(s)
+                    let summed = matches!(earlier.op, Op::ReduceGrad | Op::ReduceData);
+                    action.op == Op::ReduceTied && summed && cells.stage(earlier.stage) == Some(s)
                 };
                 for earlier in reductions.iter().filter(over_copies) {
                     after(*earlier, *reduction);
                 }
+            }
+        }
+        for gather in &gathers {
+            let Some(s) = cells.stage(table.draft.task(*gather).action.stage) else { continue };
+            for id in optimizers[s].iter().filter(|id| !table.before(**id, *gather)) {
+                let [a, b] = [*id, *gather].map(|id| table.draft.task(id).action);
+                let message = format!("{b} stands before {a}, which makes the weights that it gathers");
+                report.add(Rule::StepEnd, message, format!("move {b} behind {a}"), &[*gather, *id]);
             }
         }
         for (stage, ids) in cells.stages().zip(&optimizers) {

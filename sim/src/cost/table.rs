@@ -74,8 +74,9 @@ impl CostModel for TableCost {
             Op::OptimizerStep => costs.optimizer.median,
             Op::SendForward | Op::SendBackward => self.message.send.median,
             Op::RecvForward | Op::RecvBackward => self.message.receive.median,
+            Op::ClipGrad => 0.0,
             // Both copies travel at once; measured for a message of another size, so scaled.
-            Op::ReduceGrad | Op::ReduceTied => {
+            Op::ReduceGrad | Op::ReduceTied | Op::ReduceData | Op::GatherParam => {
                 let scale = task.payload as f64 / self.message.bytes.max(1) as f64;
                 (self.message.send.median + self.message.receive.median) * scale
             }
@@ -117,6 +118,8 @@ pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
             forward_workspace: sliced.map_or(costs.forward_workspace, |s| s.forward_workspace),
             backward_workspace: sliced.map_or(costs.backward_workspace, |s| s.backward_workspace),
             optimizer_workspace: costs.optimizer_workspace,
+            reduced: 0,
+            gathered: 0,
             tied,
             forward_flops,
             split: costs.split.as_ref().map(|split| SplitWorkload {

@@ -1,0 +1,280 @@
+//! From the detail of stages to that of segments: every F, B, I and W becomes the steps of its stage's program.
+//!
+//! One law: what was sealed stays lawful. Steps stand where their action stood, so no rank's order changes; messages of an
+//! axis stand in one order on every member of its groups, because all members run the same program.
+
+use super::{Draft, Schedule};
+use crate::action::Op;
+use crate::ids::{LayerRange, TaskId};
+use crate::segments::{Body, Phase, Placed, Programs, Step};
+use crate::task::{Dep, Lane, MemoryEffect, StepOf, Task, Touch};
+use petgraph::Direction;
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
+use std::ops::Range;
+
+impl Schedule {
+    /// The same schedule at the detail of segments. The parts of a compound action then run one after another.
+    #[must_use]
+    pub fn segmented(&self, programs: &Programs) -> Schedule {
+        let mut cut = Cutter::new(self, programs);
+        for range in &self.draft.programs {
+            cut.rank(range.clone());
+        }
+        cut.link();
+        let topological = self.topological.iter().flat_map(|id| cut.tasks_of(*id).map(TaskId)).collect();
+        let first = |id: TaskId| TaskId(cut.starts[id.index()]);
+        let programs = self.draft.programs.iter();
+        let programs = programs.map(|r| cut.starts[r.start as usize]..cut.starts[r.end as usize]).collect();
+        let draft = Draft {
+            index: self.draft.index.moved(first),
+            graph: cut.graph,
+            placement: self.draft.placement.clone(),
+            microbatches: self.draft.microbatches,
+            programs,
+            buffers: self.draft.buffers.clone(),
+            effects: cut.effects,
+            effects_start: cut.effects_start,
+            persistent: self.draft.persistent.clone(),
+        };
+        Schedule { draft, topological }
+    }
+}
+
+struct Cutter<'a> {
+    old: &'a Schedule,
+    programs: &'a Programs,
+    graph: DiGraph<Task, Dep>,
+    /// Old task -> its first new one; one entry more at the end.
+    starts: Vec<u32>,
+    effects: Vec<MemoryEffect>,
+    effects_start: Vec<u32>,
+    /// Messages that only the end of the step waits for.
+    unjoined: Vec<bool>,
+    /// New task -> its place in its program.
+    places: Vec<u32>,
+}
+
+impl<'a> Cutter<'a> {
+    fn new(old: &'a Schedule, programs: &'a Programs) -> Self {
+        let steps = |task: &Task| list(programs, task).map_or(1, |(list, _)| list.len());
+        let tasks: usize = old.tasks().map(|(_, task)| steps(task)).sum();
+        Self {
+            old,
+            programs,
+            graph: DiGraph::with_capacity(tasks, 2 * tasks),
+            starts: Vec::with_capacity(old.len() + 1),
+            effects: Vec::with_capacity(old.draft.effects.len()),
+            effects_start: vec![0],
+            unjoined: Vec::with_capacity(tasks),
+            places: Vec::with_capacity(tasks),
+        }
+    }
+
+    fn tasks_of(&self, old: TaskId) -> Range<u32> {
+        self.starts[old.index()]..self.starts[old.index() + 1]
+    }
+
+    /// The tasks of one rank, with the edges inside each action and along each lane.
+    fn rank(&mut self, range: Range<u32>) {
+        let mut tails: Vec<Option<NodeIndex>> = vec![None; Lane::queues(self.old.draft.placement.ranks())];
+        for id in range.map(TaskId) {
+            self.starts.push(self.next());
+            let task = *self.old.task(id);
+            match list(self.programs, &task) {
+                Some((placed, counts)) => self.steps(&task, placed, counts),
+                None => self.buckets(&task),
+            }
+            let new = self.starts[id.index()]..self.next();
+            if new.is_empty() {
+                self.push(task, 0);
+            }
+            let new = self.starts[id.index()]..self.next();
+            for node in new.clone().map(|i| NodeIndex::new(i as usize)) {
+                let queue = self.graph[node].queue();
+                if let Some(tail) = tails.get_mut(queue).and_then(|tail| tail.replace(node)) {
+                    self.graph.add_edge(tail, node, Dep::Program);
+                }
+            }
+            self.memory(id, new);
+        }
+        // Ranks come in order; the entry behind the last task is that of the next rank's first.
+        if self.starts.len() == self.old.len() {
+            self.starts.push(self.next());
+        }
+    }
+
+    fn push(&mut self, task: Task, place: u32) -> NodeIndex {
+        self.unjoined.push(false);
+        self.places.push(place);
+        self.graph.add_node(task)
+    }
+
+    /// The reduction of a stage's gradients in buckets, a block each; any other task stays whole.
+    fn buckets(&mut self, task: &Task) {
+        let stage = self.programs.stages.get(task.action.stage.index());
+        let buckets = stage.filter(|_| task.action.op == Op::ReduceData && self.programs.overlap_grad_reduce);
+        let buckets = buckets.map_or(&[][..], |stage| &stage.buckets);
+        for (i, bucket) in buckets.iter().enumerate() {
+            let collective = self.programs.step(bucket.step).and_then(Step::collective);
+            let step = StepOf {
+                program: Some(bucket.step),
+                continues: i > 0,
+                continued: i + 1 < buckets.len(),
+                collective: collective.map(|c| c.kind),
+            };
+            let layers = LayerRange { start: bucket.layer, end: bucket.layer.saturating_add(1) };
+            self.push(Task { payload: collective.map_or(0, |c| c.bytes), step, layers, ..*task }, bucket.place);
+        }
+        if buckets.is_empty() {
+            self.push(*task, 0);
+        }
+    }
+
+    fn next(&self) -> u32 {
+        TaskId::at(self.graph.node_count()).0
+    }
+
+    /// The steps of one action: each message waits for the compute before it, and is waited for where it is joined.
+    fn steps(&mut self, task: &Task, placed: &[Placed], counts: fn(Phase) -> bool) {
+        let mut compute: Option<NodeIndex> = None;
+        // Messages on their way, with the place of the step that waits for them.
+        let mut pending: Vec<(usize, NodeIndex)> = Vec::new();
+        let first = self.graph.node_count();
+        for (place, placed) in placed.iter().enumerate() {
+            let Some(step) = self.programs.step(placed.step).filter(|step| counts(step.phase)) else { continue };
+            let collective = step.collective();
+            let continues = self.graph.node_count() > first;
+            let node = self.push(
+                Task {
+                    lane: collective.map_or(Lane::Compute, |c| Lane::of_axis(c.axis)),
+                    layers: LayerRange { start: placed.layer, end: placed.layer.saturating_add(1) },
+                    work: step.work(),
+                    payload: collective.map_or(0, |c| c.bytes),
+                    group: None,
+                    step: StepOf {
+                        program: Some(placed.step),
+                        continues,
+                        continued: true,
+                        collective: collective.map(|c| c.kind),
+                    },
+                    ..*task
+                },
+                TaskId::at(place).0,
+            );
+            for (_, message) in pending.extract_if(.., |(joined, _)| *joined <= place) {
+                self.graph.add_edge(message, node, Dep::Data);
+            }
+            match step.body {
+                Body::Compute(_) => compute = Some(node),
+                Body::Communicate { .. } => {
+                    if let Some(compute) = compute {
+                        self.graph.add_edge(compute, node, Dep::Data);
+                    }
+                    pending.push((place.saturating_add(placed.joined_after as usize), node));
+                }
+            }
+        }
+        if let Some(last) = self.graph.node_weights_mut().last() {
+            last.step.continued = false;
+        }
+        for (joined, message) in pending {
+            self.unjoined[message.index()] = joined >= Placed::NEVER as usize;
+        }
+    }
+
+    /// What the action did to memory: allocations at its first step, ends at its last.
+    fn memory(&mut self, old: TaskId, new: Range<u32>) {
+        let one = new.len() == 1;
+        for id in new.clone() {
+            let (first, last) = (id == new.start, id + 1 == new.end);
+            for effect in self.old.effects(old) {
+                let touch = match effect.touch {
+                    Touch::Workspace if one => Some(Touch::Workspace),
+                    Touch::Workspace if first => Some(Touch::Allocate),
+                    Touch::Workspace if last => Some(Touch::Free),
+                    Touch::Free if last => Some(Touch::Free),
+                    touch @ (Touch::Allocate | Touch::Use) if first => Some(touch),
+                    _ => None,
+                };
+                self.effects.extend(touch.map(|touch| MemoryEffect { touch, ..*effect }));
+            }
+            self.effects_start.push(TaskId::at(self.effects.len()).0);
+        }
+    }
+
+    /// The edges between actions: from the last steps of one to the first steps of the other.
+    fn link(&mut self) {
+        for (id, _) in self.old.tasks() {
+            let to = self.first_steps(id);
+            for edge in self.old.graph().edges_directed(NodeIndex::new(id.index()), Direction::Incoming) {
+                if *edge.weight() == Dep::Program {
+                    continue;
+                }
+                let source = TaskId::at(edge.source().index());
+                if self.is_cut(id) && self.old.task(source).action.op.makes_weight_gradients() {
+                    self.link_buckets(source, id);
+                    continue;
+                }
+                for from in self.last_steps(source, *edge.weight()) {
+                    for to in to.clone() {
+                        self.graph.add_edge(NodeIndex::new(from as usize), NodeIndex::new(to as usize), *edge.weight());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a reduction stands in buckets.
+    fn is_cut(&self, id: TaskId) -> bool {
+        let task = self.graph[NodeIndex::new(self.starts[id.index()] as usize)];
+        task.action.op == Op::ReduceData && task.step.program.is_some()
+    }
+
+    /// Each bucket waits for the step of the last backward that completes it.
+    fn link_buckets(&mut self, backward: TaskId, reduction: TaskId) {
+        for bucket in self.tasks_of(reduction) {
+            let place = self.places[bucket as usize];
+            let made_by = |i: &u32| {
+                self.graph[NodeIndex::new(*i as usize)].lane == Lane::Compute && self.places[*i as usize] <= place
+            };
+            let range = self.tasks_of(backward);
+            let from = range.clone().rev().find(made_by).unwrap_or(range.start);
+            self.graph.add_edge(NodeIndex::new(from as usize), NodeIndex::new(bucket as usize), Dep::Weight);
+        }
+    }
+
+    /// Everything up to the first compute step.
+    fn first_steps(&self, id: TaskId) -> Range<u32> {
+        let range = self.tasks_of(id);
+        let compute = range.clone().find(|i| self.graph[NodeIndex::new(*i as usize)].lane == Lane::Compute);
+        range.start..compute.map_or(range.end, |i| i + 1)
+    }
+
+    /// The last compute step and the messages behind it; those that only the end of the step waits for come in where
+    /// the end of the step asks.
+    fn last_steps(&self, id: TaskId, dep: Dep) -> Vec<u32> {
+        let range = self.tasks_of(id);
+        let is_compute = |i: &u32| self.graph[NodeIndex::new(*i as usize)].lane == Lane::Compute;
+        let from = range.clone().rev().find(is_compute).unwrap_or(range.start);
+        let step_end = dep == Dep::Weight;
+        let late = |i: &u32| self.unjoined[*i as usize];
+        let mut last: Vec<u32> = (from..range.end).filter(|i| !late(i)).collect();
+        if step_end {
+            last.extend(range.filter(late));
+        }
+        last
+    }
+}
+
+/// The steps of an action, and which phases of them count.
+fn list<'a>(programs: &'a Programs, task: &Task) -> Option<(&'a [Placed], fn(Phase) -> bool)> {
+    let stage = programs.stages.get(task.action.stage.index())?;
+    Some(match task.action.op {
+        Op::Forward => (&stage.forward, |_| true),
+        Op::FullBackward => (&stage.backward, |_| true),
+        Op::BackwardInput => (&stage.backward, |phase| phase != Phase::Weight),
+        Op::BackwardWeight => (&stage.backward, |phase| phase == Phase::Weight),
+        _ => return None,
+    })
+}

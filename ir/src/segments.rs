@@ -1,0 +1,158 @@
+//! What a stage computes and sends for one microbatch: kernels and collectives, in order.
+//!
+//! A *segment* is the largest run of kernels between two communications. With tensor parallelism a layer is
+//! `attention | all-reduce | mlp | all-reduce`, and backward has the conjugate of each. The list of a stage
+//! ([`StageProgram`]) is made of the lists of its blocks ([`Block`]): embedding, transformer layers, head.
+//!
+//! One law: every byte that crosses to another rank of the tensor, context, expert or data axis is a step of its own, and
+//! the FLOPs of the steps of a forward are those of [`ModelShape::forward_flops`](crate::model::ModelShape::forward_flops).
+
+mod attention;
+mod ends;
+mod kernel;
+mod layer;
+mod mlp;
+mod program;
+mod writer;
+
+pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
+pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
+
+use crate::mesh::Mesh;
+use crate::model::ModelShape;
+use crate::scenario::Recompute;
+use crate::setup::Setup;
+use crate::task::Work;
+
+/// Which part of a microbatch's work a step belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// F.
+    Forward,
+    /// Forward again, in backward.
+    Recompute,
+    /// I: the gradient of the input.
+    Input,
+    /// W: the gradients of the weights.
+    Weight,
+}
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// Kernels, one after another.
+    Compute(Vec<Kernel>),
+    /// A message over an axis of the mesh. It starts when the compute step before it has ended.
+    Communicate {
+        /// What is sent.
+        collective: Collective,
+        /// How many steps behind it the first one stands that waits for it: 1 is the next, 2 leaves one to run beside it.
+        joined_after: usize,
+    },
+}
+
+/// One step of a block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The part of the work that it belongs to.
+    pub phase: Phase,
+    /// Its name for people: `attention`, `mlp`, `all-reduce`.
+    pub name: &'static str,
+    /// What it does.
+    pub body: Body,
+}
+
+impl Step {
+    /// How much it computes: floating-point operations without regard to masks, and bytes of memory read and written.
+    pub fn work(&self) -> Work {
+        match &self.body {
+            Body::Compute(kernels) => kernels.iter().fold(Work::default(), |sum, kernel| Work {
+                flops: sum.flops + kernel.flops(),
+                bytes: sum.bytes + kernel.bytes(),
+            }),
+            Body::Communicate { .. } => Work::default(),
+        }
+    }
+
+    /// The message, if it is one.
+    pub fn collective(&self) -> Option<Collective> {
+        match &self.body {
+            Body::Compute(_) => None,
+            Body::Communicate { collective, .. } => Some(*collective),
+        }
+    }
+}
+
+/// A part of the model that is computed as one: the embedding, one transformer layer, or the head with the loss.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Block {
+    /// Its forward.
+    pub forward: Vec<Step>,
+    /// Its backward, recomputation included: steps of [`Phase::Recompute`], [`Phase::Input`] and [`Phase::Weight`].
+    pub backward: Vec<Step>,
+    /// Its parameters on one rank, before ZeRO shards them.
+    pub parameters: u64,
+}
+
+/// What the blocks of a plan are cut from.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut<'a> {
+    /// The model.
+    pub model: &'a ModelShape,
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// Numbers and switches.
+    pub setup: &'a Setup,
+    /// Sequences of a microbatch `B`.
+    pub micro_batch_size: u64,
+    /// Tokens of a sequence `S`, over all context-parallel ranks.
+    pub seq_length: u64,
+}
+
+impl Cut<'_> {
+    fn tensor(&self) -> u64 {
+        u64::from(self.mesh.tensor.max(1))
+    }
+
+    fn context(&self) -> u64 {
+        u64::from(self.mesh.context.max(1))
+    }
+
+    fn hidden(&self) -> u64 {
+        u64::from(self.model.hidden_size)
+    }
+
+    /// Bytes of one number of an activation \[B\].
+    fn width(&self) -> u64 {
+        self.setup.dtype.bytes()
+    }
+
+    /// Tokens that a rank's matrices multiply: `B S / context`.
+    fn tokens(&self) -> u64 {
+        self.micro_batch_size * self.seq_length.div_ceil(self.context())
+    }
+
+    /// Tokens between the tensor-parallel regions: sharded under Megatron's sequence parallelism.
+    fn shard_tokens(&self) -> u64 {
+        if self.shards_sequence() { self.tokens().div_ceil(self.tensor()) } else { self.tokens() }
+    }
+
+    pub(crate) fn shards_sequence(&self) -> bool {
+        self.setup.megatron_sequence_parallel && self.tensor() > 1
+    }
+
+    /// The block of a transformer layer: `experts` for a layer with a mixture of experts.
+    pub fn layer(&self, recompute: Recompute, experts: bool) -> Block {
+        layer::block(self, recompute, experts)
+    }
+
+    /// The block of the embedding.
+    pub fn embedding(&self) -> Block {
+        ends::embedding(self)
+    }
+
+    /// The block of the head and the loss.
+    pub fn head(&self) -> Block {
+        ends::head(self)
+    }
+}

@@ -1,0 +1,229 @@
+//! Attention of a layer: projections, core attention, and how sequence parallelism shares the core.
+//!
+//! - Ulysses (Jacobs et al. 2023): `qkv | all-to-all | core | all-to-all | out`, with all of the sequence and some of the
+//!   heads in the core.
+//! - Ring (Li et al. 2021): `qkv | n x (a block of the core beside KV to the next) | out`; backward sends the gradients of
+//!   keys and values round too.
+
+use super::kernel::{AttentionKernel, CollectiveKind, Kernel};
+use super::layer::{Border, Linear, elementwise};
+use super::writer::Writer;
+use super::{Cut, Phase};
+use crate::mesh::Axis;
+use crate::model::PositionEmbedding;
+use crate::scenario::{Attention as AttentionKind, SequenceParallel};
+
+/// How the core is shared over the context-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    Whole,
+    Ulysses,
+    Ring,
+}
+
+/// Attention of one rank.
+pub(super) struct Attention<'a> {
+    cut: &'a Cut<'a>,
+    sharing: Sharing,
+    /// Query heads and key-value heads of this rank outside the core.
+    heads: u64,
+    groups: u64,
+    qk_dim: u64,
+    v_dim: u64,
+    /// From the hidden size to queries, keys and values; the last one comes out of the core.
+    projections: Vec<Linear>,
+    /// Replicated projections (the compressions of latent attention) before them.
+    compressions: Vec<Linear>,
+    out: Linear,
+    biases: u64,
+}
+
+impl<'a> Attention<'a> {
+    pub(super) fn new(cut: &'a Cut<'a>) -> Self {
+        let (model, t, h) = (cut.model, cut.tensor(), cut.hidden());
+        let heads = u64::from(model.num_attention_heads).div_ceil(t);
+        // Fewer key-value heads than ranks: they are replicated.
+        let groups = u64::from(model.num_query_groups).div_ceil(t);
+        let sharing = match cut.setup.sequence_parallel {
+            _ if cut.context() == 1 => Sharing::Whole,
+            SequenceParallel::Ulysses => Sharing::Ulysses,
+            _ => Sharing::Ring,
+        };
+        let d = u64::from(model.kv_channels);
+        let mut attention = Self {
+            cut,
+            sharing,
+            heads,
+            groups,
+            qk_dim: d,
+            v_dim: d,
+            projections: vec![Linear::new(h, (heads + 2 * groups) * d)],
+            compressions: Vec::new(),
+            out: Linear::new(heads * d, h),
+            biases: 0,
+        };
+        if let Some(latent) = model.latent_attention {
+            let [rank, nope, rope, v] =
+                [latent.kv_lora_rank, latent.qk_head_dim, latent.qk_pos_emb_head_dim, latent.v_head_dim].map(u64::from);
+            (attention.qk_dim, attention.v_dim, attention.groups) = (nope + rope, v, heads);
+            attention.compressions = vec![Linear::new(h, rank + rope)];
+            attention.projections = vec![Linear::new(rank, heads * (nope + v))];
+            match latent.q_lora_rank.map(u64::from) {
+                Some(q) => {
+                    attention.compressions.push(Linear::new(h, q));
+                    attention.projections.push(Linear::new(q, heads * (nope + rope)));
+                }
+                None => attention.projections.push(Linear::new(h, heads * (nope + rope))),
+            }
+            attention.out = Linear::new(heads * v, h);
+        }
+        let qkv: u64 = attention.projections.iter().map(|p| p.n).sum();
+        if model.add_bias_linear || model.add_qkv_bias {
+            attention.biases += qkv;
+        }
+        if model.add_bias_linear {
+            attention.biases += h;
+        }
+        if model.qk_layernorm {
+            attention.biases += 2 * d;
+        }
+        attention
+    }
+
+    /// Parameters of one rank.
+    pub(super) fn parameters(&self) -> u64 {
+        let matrices = self.compressions.iter().chain(&self.projections).chain([&self.out]);
+        // Compressed queries and keys are normalised.
+        let norms: u64 = self
+            .cut
+            .model
+            .latent_attention
+            .map_or(0, |latent| u64::from(latent.kv_lora_rank) + latent.q_lora_rank.map_or(0, u64::from));
+        matrices.map(|l| l.k * l.n).sum::<u64>() + self.biases + norms
+    }
+
+    pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {
+        let (m, width) = (self.cut.tokens(), self.cut.width());
+        let linears = self.compressions.iter().chain(&self.projections);
+        w.compute(phase, "attention", linears.map(|l| l.forward(m, width)));
+        self.rope(w, phase);
+        self.core(w, phase);
+        w.compute(phase, "attention", [self.out.forward(m, width)]);
+    }
+
+    pub(super) fn backward(&self, w: &mut Writer, border: &Border<'_>, selective: bool) {
+        let (m, width) = (self.cut.tokens(), self.cut.width());
+        border.gather(w, Phase::Input, 1);
+        w.compute(Phase::Input, "attention", [self.out.input(m, width)]);
+        w.compute(Phase::Weight, "attention", [self.out.weight(m, self.cut)]);
+        if selective && self.cut.setup.attention == AttentionKind::Standard {
+            self.core(w, Phase::Recompute);
+        }
+        self.core_backward(w);
+        self.rope(w, Phase::Input);
+        // The input of the projections was kept sharded; it is gathered beside their I, for W.
+        border.gather(w, Phase::Weight, 3);
+        let linears = || self.compressions.iter().chain(&self.projections);
+        w.compute(Phase::Input, "attention", linears().map(|l| l.input(m, width)));
+        border.reduce(w, Phase::Input, 2);
+        w.compute(Phase::Weight, "attention", linears().map(|l| l.weight(m, self.cut)));
+    }
+
+    fn rope(&self, w: &mut Writer, phase: Phase) {
+        if self.cut.model.position_embedding == PositionEmbedding::Rope {
+            let numbers = self.cut.tokens() * (self.heads + self.groups) * self.qk_dim;
+            w.compute(phase, "attention", [elementwise(2 * numbers * self.cut.width(), 2)]);
+        }
+    }
+
+    /// Bytes of queries, keys and values of this rank, and of the core's output \[B\].
+    fn around_the_core(&self) -> [u64; 2] {
+        let per_token = self.heads * self.qk_dim + self.groups * (self.qk_dim + self.v_dim);
+        [per_token, self.heads * self.v_dim].map(|n| self.cut.tokens() * n * self.cut.width())
+    }
+
+    fn core(&self, w: &mut Writer, phase: Phase) {
+        let [before, after] = self.around_the_core();
+        match self.sharing {
+            Sharing::Whole => w.compute(phase, "attention", self.part(false, 1)),
+            Sharing::Ulysses => {
+                w.send(phase, CollectiveKind::AllToAll, Axis::Context, before, 1);
+                w.compute(phase, "core attention", self.part(false, 1));
+                w.send(phase, CollectiveKind::AllToAll, Axis::Context, after, 1);
+            }
+            Sharing::Ring => {
+                for block in 0..self.cut.context() {
+                    if block + 1 < self.cut.context() {
+                        w.send(phase, CollectiveKind::Exchange, Axis::Context, self.keys_and_values(), 2);
+                    }
+                    w.compute(phase, "core attention", self.part(false, self.cut.context()));
+                }
+            }
+        }
+    }
+
+    fn core_backward(&self, w: &mut Writer) {
+        let [before, after] = self.around_the_core();
+        match self.sharing {
+            Sharing::Whole => w.compute(Phase::Input, "attention", self.part(true, 1)),
+            Sharing::Ulysses => {
+                w.send(Phase::Input, CollectiveKind::AllToAll, Axis::Context, after, 1);
+                w.compute(Phase::Input, "core attention", self.part(true, 1));
+                w.send(Phase::Input, CollectiveKind::AllToAll, Axis::Context, before, 1);
+            }
+            Sharing::Ring => {
+                for block in 0..self.cut.context() {
+                    // Keys and values, and behind the first block the gradients that they have gathered so far.
+                    let tensors = if block == 0 { 1 } else { 2 };
+                    if block + 1 < self.cut.context() {
+                        let bytes = tensors * self.keys_and_values();
+                        w.send(Phase::Input, CollectiveKind::Exchange, Axis::Context, bytes, 2);
+                    }
+                    w.compute(Phase::Input, "core attention", self.part(true, self.cut.context()));
+                }
+                w.send(Phase::Input, CollectiveKind::Exchange, Axis::Context, self.keys_and_values(), 1);
+            }
+        }
+    }
+
+    /// Keys and values that travel round the ring \[B\].
+    fn keys_and_values(&self) -> u64 {
+        self.cut.tokens() * self.groups * (self.qk_dim + self.v_dim) * self.cut.width()
+    }
+
+    /// The core of one rank, or one of the `blocks` blocks of a ring.
+    fn part(&self, backward: bool, blocks: u64) -> Vec<Kernel> {
+        let (batch, c) = (self.cut.micro_batch_size, self.cut.context());
+        let (heads, queries, keys) = match self.sharing {
+            Sharing::Whole => (self.heads, self.cut.seq_length, self.cut.seq_length),
+            Sharing::Ulysses => (self.heads.div_ceil(c), self.cut.seq_length, self.cut.seq_length),
+            Sharing::Ring => (self.heads, self.cut.seq_length.div_ceil(c), self.cut.seq_length.div_ceil(blocks)),
+        };
+        let (qk_dim, v_dim, width) = (self.qk_dim, self.v_dim, self.cut.width());
+        if self.cut.setup.attention == AttentionKind::Flash {
+            // Every block of a contiguous ring is waited for by a rank that computes all of it.
+            let masked =
+                self.sharing != Sharing::Ring || self.cut.setup.sequence_parallel != SequenceParallel::RingContiguous;
+            let kernel = AttentionKernel { batch, heads, queries, keys, qk_dim, v_dim, masked, backward };
+            return vec![Kernel::Attention(kernel)];
+        }
+        let count = batch * heads;
+        let gemm = |m, n, k| Kernel::Gemm { m, n, k, count, width, output: width, grouped: false };
+        let scores = count * queries * keys;
+        let dropout = if self.cut.setup.dropout { 2 * width + 1 } else { 0 };
+        let launches = 1 + u32::from(self.cut.setup.dropout);
+        if backward {
+            // Gradients of the probabilities and the values, then of queries and keys.
+            vec![
+                gemm(queries, keys, v_dim),
+                gemm(keys, v_dim, queries),
+                elementwise(scores * (3 * width + dropout), launches),
+                gemm(queries, qk_dim, keys),
+                gemm(keys, qk_dim, queries),
+            ]
+        } else {
+            let softmax = elementwise(scores * (2 * width + dropout), launches);
+            vec![gemm(queries, keys, qk_dim), softmax, gemm(queries, v_dim, keys)]
+        }
+    }
+}

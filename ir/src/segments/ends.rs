@@ -1,0 +1,69 @@
+//! The two ends of the model: the embedding, and the head with the loss, both split over the vocabulary.
+
+use super::kernel::{CollectiveKind, Kernel};
+use super::layer::{Border, Linear, elementwise, norm};
+use super::writer::Writer;
+use super::{Block, Cut, Phase};
+use crate::mesh::Axis;
+use crate::model::PositionEmbedding;
+
+/// Bytes of an fp32 number \[B\].
+const FP32: u64 = 4;
+
+/// The embedding. Ids outside a rank's shard of the vocabulary give zeros, then the shards are summed.
+pub(super) fn embedding(cut: &Cut<'_>) -> Block {
+    let (border, model, width) = (Border::new(cut), cut.model, cut.width());
+    let numbers = cut.tokens().saturating_mul(cut.hidden());
+    let learned = model.position_embedding == PositionEmbedding::Learned;
+    let mut w = Writer::default();
+    w.compute(Phase::Forward, "embedding", [elementwise(2 * numbers * width, 1)]);
+    border.reduce(&mut w, Phase::Forward, 1);
+    if learned || cut.setup.dropout {
+        border.add(&mut w, Phase::Forward);
+    }
+    if model.embedding_norm {
+        border.norm(&mut w, Phase::Forward);
+    }
+    let mut b = Writer::default();
+    if model.embedding_norm {
+        border.norm_backward(&mut b);
+    }
+    border.gather(&mut b, Phase::Weight, 1);
+    b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
+    let positions = if learned { u64::from(model.max_position_embeddings) * cut.hidden() } else { 0 };
+    let norms = if model.embedding_norm { norm(model) } else { 0 };
+    Block { forward: w.steps, backward: b.steps, parameters: vocabulary(cut) * cut.hidden() + positions + norms }
+}
+
+/// Rows of the vocabulary on one rank.
+fn vocabulary(cut: &Cut<'_>) -> u64 {
+    u64::from(cut.model.vocab_size).div_ceil(cut.tensor())
+}
+
+/// The final norm, the head and the loss. The maximum, the sum of exponentials and the target's logit of each token are
+/// reduced over the shards of the vocabulary.
+pub(super) fn head(cut: &Cut<'_>) -> Block {
+    let (border, width, m) = (Border::new(cut), cut.width(), cut.tokens());
+    let linear = Linear::new(cut.hidden(), vocabulary(cut));
+    let logits = m.saturating_mul(vocabulary(cut));
+    let mut w = Writer::default();
+    border.norm(&mut w, Phase::Forward);
+    border.gather(&mut w, Phase::Forward, 1);
+    w.compute(Phase::Forward, "head", [linear.forward(m, width)]);
+    // Unfused: a copy in fp32, then maximum, difference, exponential, sum and quotient one by one.
+    let [loss, gradient] = if cut.setup.cross_entropy_fusion { [2 * width; 2] } else { [6 * FP32, 4 * FP32] };
+    let launches = if cut.setup.cross_entropy_fusion { 2 } else { 6 };
+    w.compute(Phase::Forward, "loss", [elementwise(logits * loss, launches)]);
+    if cut.tensor() > 1 {
+        let reductions = if cut.setup.cross_entropy_fusion { 2 } else { 3 };
+        w.send(Phase::Forward, CollectiveKind::AllReduce, Axis::Tensor, reductions * m * FP32, 1);
+    }
+    let mut b = Writer::default();
+    let softmax: Kernel = elementwise(logits * gradient, 2);
+    border.gather(&mut b, Phase::Weight, 3);
+    b.compute(Phase::Input, "head", [softmax, linear.input(m, width)]);
+    border.reduce(&mut b, Phase::Input, 2);
+    b.compute(Phase::Weight, "head", [linear.weight(m, cut)]);
+    border.norm_backward(&mut b);
+    Block { forward: w.steps, backward: b.steps, parameters: linear.k * linear.n + norm(cut.model) }
+}

@@ -1,0 +1,164 @@
+//! A transformer layer: attention, then the MLP or the experts, each between a way in and a way out of the
+//! tensor-parallel region.
+//!
+//! ```text
+//! forward    norm | all-gather*  | attention | reduce | add, norm | all-gather* | mlp | reduce | add
+//! backward   add  | all-gather*  | mlp I     | reduce beside mlp W | ...        | attention I | reduce beside W
+//! ```
+//! `reduce` is an all-reduce, or a reduce-scatter under Megatron's sequence parallelism; messages with * are only there
+//! under it (Narayanan et al. 2021, section 2.3; Korthikanti et al. 2022, section 4.2).
+
+use super::attention::Attention;
+use super::kernel::{CollectiveKind, Kernel};
+use super::mlp::Mlp;
+use super::writer::Writer;
+use super::{Block, Cut, Phase};
+use crate::mesh::Axis;
+use crate::model::{ModelShape, Normalization};
+use crate::scenario::Recompute;
+
+/// A linear layer of one rank: `[K] -> [N]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Linear {
+    /// Inputs.
+    pub(super) k: u64,
+    /// Outputs.
+    pub(super) n: u64,
+    /// Matrices of this size: experts.
+    pub(super) count: u64,
+}
+
+impl Linear {
+    pub(super) fn new(k: u64, n: u64) -> Self {
+        Self { k, n, count: 1 }
+    }
+
+    fn gemm(self, m: u64, n: u64, k: u64, width: u64) -> Kernel {
+        Kernel::Gemm { m, n, k, count: self.count, width, output: width, grouped: self.count > 1 }
+    }
+
+    pub(super) fn forward(self, m: u64, width: u64) -> Kernel {
+        self.gemm(m, self.n, self.k, width)
+    }
+
+    pub(super) fn input(self, m: u64, width: u64) -> Kernel {
+        self.gemm(m, self.k, self.n, width)
+    }
+
+    /// The gradient is added to that of the microbatches before: read and written, in the format of gradients.
+    pub(super) fn weight(self, m: u64, cut: &Cut<'_>) -> Kernel {
+        let output = 2 * cut.setup.gradient_dtype.bytes();
+        let (n, k, count) = (self.k, m, self.count);
+        Kernel::Gemm { m: self.n, n, k, count, width: cut.width(), output, grouped: count > 1 }
+    }
+}
+
+/// Work limited by memory: so many bytes in so many launches.
+pub(super) fn elementwise(bytes: u64, launches: u32) -> Kernel {
+    Kernel::Elementwise { bytes, launches }
+}
+
+/// Between the tensor-parallel regions: what stands on sequence shards under Megatron's sequence parallelism.
+pub(super) struct Border<'a> {
+    cut: &'a Cut<'a>,
+    /// Bytes of `[B, S, H]` where the regions need it whole \[B\].
+    whole: u64,
+    /// Numbers of `[B, S, H]` between the regions.
+    numbers: u64,
+}
+
+impl<'a> Border<'a> {
+    pub(super) fn new(cut: &'a Cut<'a>) -> Self {
+        let whole = cut.tokens().saturating_mul(cut.hidden()).saturating_mul(cut.width());
+        Self { cut, whole, numbers: cut.shard_tokens().saturating_mul(cut.hidden()) }
+    }
+
+    /// Gathers the sequence before a region, forward.
+    pub(super) fn gather(&self, w: &mut Writer, phase: Phase, joined_after: usize) {
+        if self.cut.shards_sequence() {
+            w.send(phase, CollectiveKind::AllGather, Axis::Tensor, self.whole, joined_after);
+        }
+    }
+
+    /// Sums the partial results of a region.
+    pub(super) fn reduce(&self, w: &mut Writer, phase: Phase, joined_after: usize) {
+        if self.cut.tensor() > 1 {
+            let scatter = self.cut.shards_sequence();
+            let kind = if scatter { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
+            w.send(phase, kind, Axis::Tensor, self.whole, joined_after);
+        }
+    }
+
+    /// A norm, forward: reads and writes once.
+    pub(super) fn norm(&self, w: &mut Writer, phase: Phase) {
+        w.compute(phase, "norm", [elementwise(2 * self.numbers * self.cut.width(), 1)]);
+    }
+
+    /// A norm, backward: reads the gradient and the input, twice for its weights' gradients, and writes the gradient.
+    pub(super) fn norm_backward(&self, w: &mut Writer) {
+        w.compute(Phase::Input, "norm", [elementwise(4 * self.numbers * self.cut.width(), 2)]);
+    }
+
+    /// Bias, dropout and the residual, forward: reads two, writes one, and the dropout's mask of a byte.
+    pub(super) fn add(&self, w: &mut Writer, phase: Phase) {
+        let mask = u64::from(self.cut.setup.dropout);
+        w.compute(phase, "add", [elementwise(self.numbers * (3 * self.cut.width() + mask), 1)]);
+    }
+
+    /// Backward of the same: the mask once more, and the sum of the two gradients that meet at the residual.
+    pub(super) fn add_backward(&self, w: &mut Writer) {
+        let dropout = if self.cut.setup.dropout { 2 * self.cut.width() + 1 } else { 0 };
+        let launches = 1 + u32::from(self.cut.setup.dropout);
+        w.compute(Phase::Input, "add", [elementwise(self.numbers * (3 * self.cut.width() + dropout), launches)]);
+    }
+}
+
+/// The block of a layer.
+pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block {
+    let (attention, mlp, border) = (Attention::new(cut), Mlp::new(cut, experts), Border::new(cut));
+    let forward = |w: &mut Writer, phase: Phase| {
+        border.norm(w, phase);
+        border.gather(w, phase, 1);
+        attention.forward(w, phase);
+        border.reduce(w, phase, 1);
+        border.add(w, phase);
+        border.norm(w, phase);
+        border.gather(w, phase, 1);
+        mlp.forward(w, phase);
+        border.reduce(w, phase, 1);
+        border.add(w, phase);
+    };
+    let mut w = Writer::default();
+    forward(&mut w, Phase::Forward);
+    let mut b = Writer::default();
+    if recompute == Recompute::Full {
+        forward(&mut b, Phase::Recompute);
+    }
+    border.add_backward(&mut b);
+    mlp.backward(&mut b, &border);
+    border.norm_backward(&mut b);
+    border.add_backward(&mut b);
+    attention.backward(&mut b, &border, recompute == Recompute::Selective);
+    border.norm_backward(&mut b);
+    Block {
+        forward: w.steps,
+        backward: b.steps,
+        parameters: norms(cut.model) + attention.parameters() + mlp.parameters(),
+    }
+}
+
+/// Parameters of a layer's norms on `H`.
+fn norms(model: &ModelShape) -> u64 {
+    let count = match (model.shared_norm, model.post_norms) {
+        (true, _) => 1,
+        (false, false) => 2,
+        (false, true) => 4,
+    };
+    count * norm(model)
+}
+
+/// Parameters of one norm on `H`.
+pub(super) fn norm(model: &ModelShape) -> u64 {
+    let vectors = if model.normalization == Normalization::LayerNorm { 2 } else { 1 };
+    vectors * u64::from(model.hidden_size)
+}

@@ -1,0 +1,236 @@
+//! Costs from the shapes of the model, the hardware and a few fitted parameters of the software stack.
+//!
+//! Every step of a stage's program has a time; a task at the detail of segments takes that of its step, one at the detail
+//! of stages what its steps take together.
+//!
+//! One law: no constant of a measured row. Whatever is fitted is a parameter of a stack, stored with its source.
+
+mod collective;
+mod fold;
+mod kernel;
+mod of_plan;
+mod parameters;
+
+pub use collective::{Group, Links};
+pub use kernel::Device;
+pub use of_plan::{AnalyticError, parameters_of};
+pub use parameters::{Parameters, STACKS, stack};
+
+use super::CostModel;
+use fold::Clocks;
+use pipewright_ir::action::Op;
+use pipewright_ir::cluster::Cluster;
+use pipewright_ir::mesh::{Axis, Mesh};
+use pipewright_ir::scenario::Recompute;
+use pipewright_ir::segments::{Body, Collective, CollectiveKind, Phase, Programs, StageProgram};
+use pipewright_ir::setup::Setup;
+use pipewright_ir::task::Task;
+
+/// What the costs of a plan follow from.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// What every stage does.
+    pub programs: &'a Programs,
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// Numbers and switches.
+    pub setup: &'a Setup,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The software stack.
+    pub parameters: &'a Parameters,
+    /// Bytes of `[B, S, H]` on one rank, for the passes that a stack makes beside those counted \[B\].
+    pub activation_bytes: f64,
+    /// Stages of a rank: its ends of the step are shared out over their optimizers.
+    pub chunks: f64,
+}
+
+/// Times of one stage \[s\].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StageCost {
+    /// F.
+    pub forward: f64,
+    /// I.
+    pub input: f64,
+    /// W.
+    pub weight: f64,
+    /// B.
+    pub backward: f64,
+    /// What is left of the gradients' reduction once the last backward has ended.
+    pub reduce: f64,
+    /// The optimizer.
+    pub optimizer: f64,
+    /// What no forward hides of the gather of updated weights.
+    pub gather: f64,
+}
+
+/// Costs of one plan.
+#[derive(Clone, Debug)]
+pub struct AnalyticCost {
+    /// Times of the steps of the programs \[s\].
+    pub steps: Vec<f64>,
+    /// Times of the stages \[s\].
+    pub stages: Vec<StageCost>,
+    links: Links,
+    mesh: Mesh,
+    gpus_per_node: u32,
+    /// The norm of the gradients over all ranks.
+    clip: f64,
+}
+
+/// Bytes of the fp32 number that the ranks reduce to clip gradients \[B\].
+const NORM_BYTES: u64 = 4;
+
+impl AnalyticCost {
+    /// The costs of a plan.
+    pub fn new(facts: &Facts<'_>) -> Self {
+        let p = facts.parameters;
+        let gpu = &facts.cluster.hardware.gpu;
+        let device = Device {
+            peak_flops: gpu.peak_flops.of(facts.setup.dtype).unwrap_or(gpu.peak_flops.fp32.value),
+            memory_bandwidth: gpu.memory_bandwidth.value,
+            multiprocessors: f64::from(gpu.streaming_multiprocessors.value.max(1)),
+            dtype: facts.setup.dtype,
+            parameters: p.clone(),
+        };
+        let links = Links::new(facts.cluster, p);
+        let exposed = if facts.setup.tp_comm_overlap { p.tensor_exposed.value } else { 1.0 };
+        let time = |body: &Body| match body {
+            Body::Compute(kernels) => kernels.iter().map(|kernel| device.kernel(kernel)).sum(),
+            Body::Communicate { collective, .. } => {
+                let shown = if collective.axis == Axis::Tensor { exposed } else { 1.0 };
+                links.collective(collective, facts.mesh) * shown
+            }
+        };
+        let mut steps: Vec<f64> = facts.programs.steps.iter().map(|step| time(&step.body)).collect();
+        let host = if facts.setup.zero_stage == 3 { p.host_per_block.value } else { 0.0 };
+        let passes = |n: f64| device.memory(n * facts.activation_bytes);
+        for layer in &facts.programs.layers {
+            let [forward, backward] =
+                [&p.extra_forward_passes, &p.extra_backward_passes].map(|n| passes(n.value) + host);
+            let again = if layer.recompute == Recompute::Full { forward } else { 0.0 };
+            for (step, more) in [(layer.forward, forward), (layer.backward, backward + again)] {
+                if let Some(time) = steps.get_mut(step as usize) {
+                    *time += more;
+                }
+            }
+        }
+        let world = Mesh { data: u32::try_from(facts.mesh.devices()).unwrap_or(u32::MAX), ..Mesh::default() };
+        let norm = Collective { kind: CollectiveKind::AllReduce, axis: Axis::Data, bytes: NORM_BYTES };
+        let mut cost = Self {
+            stages: Vec::new(),
+            links,
+            mesh: *facts.mesh,
+            gpus_per_node: facts.cluster.gpus_per_node(),
+            clip: 0.0,
+            steps,
+        };
+        cost.clip = cost.links.collective(&norm, &world);
+        cost.stages = facts.programs.stages.iter().map(|stage| cost.stage(facts, &device, stage)).collect();
+        cost
+    }
+
+    fn stage(&self, facts: &Facts<'_>, device: &Device, stage: &StageProgram) -> StageCost {
+        let (p, replicas) = (facts.parameters, f64::from(facts.mesh.data.max(1)));
+        let overlap_cost = p.overlap_cost.value;
+        let alone = |list, counts: fn(Phase) -> bool| {
+            let mut clocks = Clocks::default();
+            fold::run(facts.programs, list, counts, &self.steps, overlap_cost, &mut clocks);
+            fold::finish(&mut clocks, overlap_cost)
+        };
+        let shards = if facts.setup.zero_stage > 0 { replicas } else { 1.0 };
+        let parameters = stage.parameters as f64;
+        // The optimizer reads and writes its shard; gradients are cleared, and read for their norm, whole.
+        let optimizer = parameters / shards * p.optimizer_bytes.value;
+        let cleared = parameters * facts.setup.gradient_dtype.bytes() as f64;
+        StageCost {
+            forward: alone(&stage.forward, |_| true),
+            backward: alone(&stage.backward, |_| true),
+            input: alone(&stage.backward, |phase| phase != Phase::Weight),
+            weight: alone(&stage.backward, |phase| phase == Phase::Weight),
+            reduce: self.reduction(facts, stage),
+            optimizer: device.memory(optimizer + cleared) + p.step_overhead.value / facts.chunks.max(1.0),
+            gather: self.gather(facts, stage),
+        }
+    }
+
+    /// What is left of the reduction of gradients once the stage's last backward has ended: all of it, or with overlap what
+    /// does not fit beside that backward, and at least the last bucket.
+    fn reduction(&self, facts: &Facts<'_>, stage: &StageProgram) -> f64 {
+        let time = |step: u32| self.steps.get(step as usize).copied().unwrap_or(0.0);
+        if !facts.setup.overlap_grad_reduce {
+            return self.at_once(facts, stage);
+        }
+        let overlap_cost = facts.parameters.overlap_cost.value;
+        let mut clocks = Clocks::default();
+        let (mut from, mut data) = (0, 0.0_f64);
+        for bucket in &stage.buckets {
+            let to = (bucket.place as usize + 1).min(stage.backward.len()).max(from);
+            fold::run(facts.programs, &stage.backward[from..to], |_| true, &self.steps, overlap_cost, &mut clocks);
+            fold::finish(&mut clocks, overlap_cost);
+            data = data.max(clocks.compute) + time(bucket.step);
+            from = to;
+        }
+        (data - clocks.compute).max(0.0)
+    }
+
+    /// The reduction of all gradients of a stage in one message.
+    fn at_once(&self, facts: &Facts<'_>, stage: &StageProgram) -> f64 {
+        let messages = stage.buckets.iter().filter_map(|b| facts.programs.step(b.step)?.collective());
+        let whole = messages.reduce(|a, b| Collective { bytes: a.bytes.saturating_add(b.bytes), ..a });
+        whole.map_or(0.0, |whole| self.links.collective(&whole, &self.mesh))
+    }
+
+    /// The gather of updated weights under ZeRO 1 and 2: all of it, or with overlap the first block's.
+    fn gather(&self, facts: &Facts<'_>, stage: &StageProgram) -> f64 {
+        if !matches!(facts.setup.zero_stage, 1 | 2) || facts.mesh.data < 2 {
+            return 0.0;
+        }
+        let blocks = if facts.setup.overlap_param_gather { stage.buckets.len().max(1) as u64 } else { 1 };
+        let bytes = stage.parameters.saturating_mul(facts.setup.dtype.bytes()) / blocks;
+        let collective = Collective { kind: CollectiveKind::AllGather, axis: Axis::Data, bytes };
+        self.links.collective(&collective, &self.mesh)
+    }
+
+    /// Whether a message from one pipeline rank to another leaves the node.
+    fn crosses(&self, from: u32, to: u32) -> bool {
+        let stride = self.mesh.stride(Axis::Pipeline);
+        let node = |rank: u32| u64::from(rank) * stride / u64::from(self.gpus_per_node.max(1));
+        node(from) != node(to)
+    }
+}
+
+impl CostModel for AnalyticCost {
+    fn duration(&self, task: &Task) -> f64 {
+        if let Some(step) = task.step.program {
+            return self.steps.get(step as usize).copied().unwrap_or(0.0);
+        }
+        let Some(stage) = self.stages.get(task.action.stage.index()) else { return 0.0 };
+        match task.action.op {
+            Op::Forward => stage.forward,
+            Op::FullBackward => stage.backward,
+            Op::BackwardInput => stage.input,
+            Op::BackwardWeight => stage.weight,
+            Op::ReduceData => stage.reduce,
+            Op::OptimizerStep => stage.optimizer,
+            Op::GatherParam => stage.gather,
+            Op::ClipGrad => self.clip,
+            // Both ends send at once what both need.
+            Op::ReduceGrad | Op::ReduceTied => {
+                let peer = task.peer.map_or(task.rank.0, |peer| peer.0);
+                if peer == task.rank.0 {
+                    0.0
+                } else {
+                    2.0 * self.links.point_to_point(task.payload / 2, self.crosses(task.rank.0, peer))
+                }
+            }
+            // A copy engine sends beside compute: the hop is the message's latency.
+            Op::SendForward | Op::RecvForward | Op::SendBackward | Op::RecvBackward => 0.0,
+        }
+    }
+
+    fn latency(&self, receive: &Task) -> f64 {
+        let Some(peer) = receive.peer.filter(|_| receive.action.op.is_receive()) else { return 0.0 };
+        self.links.point_to_point(receive.payload, self.crosses(peer.0, receive.rank.0))
+    }
+}
