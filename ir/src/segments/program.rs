@@ -1,10 +1,12 @@
 //! The steps of whole stages: block after block, with ZeRO-3's gathers and scatters between them.
 
 use super::kernel::{Collective, CollectiveKind};
+use super::runs::Runs;
 use super::{Block, Body, Cut, Phase, Step};
 use crate::mesh::Axis;
 use crate::model::StagePart;
 use crate::scenario::Recompute;
+use crate::task::Work;
 
 /// A step in its place in a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +24,12 @@ pub struct Placed {
 pub struct StageProgram {
     /// F.
     pub forward: Vec<Placed>,
-    /// B. I is all of it but [`Phase::Weight`], W the rest.
+    /// B.
     pub backward: Vec<Placed>,
+    /// I: B without [`Phase::Weight`].
+    pub input: Vec<Placed>,
+    /// W: the rest of B.
+    pub weight: Vec<Placed>,
     /// Parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
     /// The gradients of each block on their way over the replicas, in the order of the backward: empty with one replica,
@@ -36,8 +42,10 @@ pub struct StageProgram {
 pub struct Bucket {
     /// Which of [`Programs::steps`] reduces them.
     pub step: u32,
-    /// The place in the backward behind which they are complete.
+    /// The place in B behind which they are complete.
     pub place: u32,
+    /// The place in W behind which they are complete, where B is split.
+    pub weight_place: u32,
     /// The layer.
     pub layer: u32,
 }
@@ -89,6 +97,7 @@ impl Programs {
     pub fn new(cut: &Cut<'_>, parts: &[StagePart]) -> Self {
         let mut programs = Self { overlap_grad_reduce: cut.setup.overlap_grad_reduce, ..Self::default() };
         let mut layers: Vec<((Recompute, bool), Listed)> = Vec::new();
+        let mut runs = Runs::default();
         let embedding = programs.list(cut, cut.embedding());
         let head = programs.list(cut, cut.head());
         let dense = cut.model.mixture_of_experts.map_or(u32::MAX, |moe| moe.first_dense_layers);
@@ -112,7 +121,8 @@ impl Programs {
             if part.head {
                 blocks.push((part.layers.end.saturating_sub(1), head.clone()));
             }
-            programs.stages.push(programs.stage(&blocks));
+            let stage = programs.stage(&blocks, &mut runs);
+            programs.stages.push(stage);
         }
         programs
     }
@@ -146,17 +156,25 @@ impl Programs {
         u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    fn stage(&self, blocks: &[(u32, Listed)]) -> StageProgram {
+    fn stage(&mut self, blocks: &[(u32, Listed)], runs: &mut Runs) -> StageProgram {
         let forward = self.pass(blocks.iter(), |b| b.forward.clone(), false);
         let backward = self.pass(blocks.iter().rev(), |b| b.backward.clone(), true);
-        let mut place = 0;
-        let mut buckets = Vec::new();
-        for (layer, block) in blocks.iter().rev() {
-            place += block.backward.end - block.backward.start;
-            let last = place.saturating_sub(1);
-            buckets.extend(block.reduce.map(|step| Bucket { step, place: last, layer: *layer }));
+        let (mut place, mut ends) = (0, Vec::new());
+        for (_, block) in blocks.iter().rev().filter(|_| self.overlap_grad_reduce) {
+            place += block.backward.len();
+            ends.extend(block.reduce.map(|_| place));
         }
-        StageProgram { forward, backward, parameters: blocks.iter().map(|(_, b)| b.parameters).sum(), buckets }
+        let (forward, _) = runs.merge(self, &forward, |_| true, &[]);
+        let (whole, places) = runs.merge(self, &backward, |_| true, &ends);
+        let (input, _) = runs.merge(self, &backward, |phase| phase != Phase::Weight, &[]);
+        let (weight, weight_places) = runs.merge(self, &backward, |phase| phase == Phase::Weight, &ends);
+        let buckets = blocks.iter().rev().enumerate().filter_map(|(i, (layer, block))| {
+            let at = |places: &[u32]| places.get(i).copied().unwrap_or(0);
+            Some(Bucket { step: block.reduce?, place: at(&places), weight_place: at(&weight_places), layer: *layer })
+        });
+        let buckets = buckets.collect();
+        let parameters = blocks.iter().map(|(_, b)| b.parameters).sum();
+        StageProgram { forward, backward: whole, input, weight, parameters, buckets }
     }
 
     /// The steps of blocks in an order. Under ZeRO-3 the parameters of the next block are gathered beside the present
@@ -188,6 +206,14 @@ impl Programs {
             Some(Body::Communicate { joined_after, .. }) => u32::try_from(*joined_after).unwrap_or(Placed::NEVER),
             _ => 0,
         }
+    }
+
+    /// How much a step computes, a run's steps together.
+    pub fn work(&self, index: u32) -> Work {
+        let Some(step) = self.step(index) else { return Work::default() };
+        let Body::Run(steps) = &step.body else { return step.work() };
+        let parts = steps.iter().map(|step| self.work(*step));
+        parts.fold(Work::default(), |sum, w| Work { flops: sum.flops + w.flops, bytes: sum.bytes + w.bytes })
     }
 
     /// A step by its place in the table.
