@@ -365,7 +365,7 @@ fn stages_weigh_and_compute_what_the_shape_says() {
             if is != expected {
                 wrong.push(format!("{name} stage {s}: {is} parameters for {expected}"));
             }
-            let flops: f64 = stage.forward.iter().map(|p| programs.steps[p.step as usize].work().flops).sum();
+            let flops: f64 = stage.forward.iter().map(|p| programs.work(p.step).flops).sum();
             let expected = shape.forward_flops(part, 2048, 1024) as f64 / f64::from(tp);
             // Experts get whole rows; routers and compressions of latent attention are computed on every rank.
             let tolerance = match (&shape.mixture_of_experts, tp) {
