@@ -7,7 +7,7 @@ use super::{exit, load, locate, output};
 use pipewright::ir::ids::{Rank, Stage};
 use pipewright::ir::model::{self, ModelShape};
 use pipewright::ir::plan::{Plan, model_shape};
-use pipewright::ir::scenario::{Recompute, Scenario};
+use pipewright::ir::scenario::Recompute;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -25,8 +25,9 @@ struct Answer {
     /// Rows of the query-key-value projection on one tensor-parallel rank.
     qkv_rows_per_rank: u64,
     tensor_model_parallel_size: u32,
+    expert_model_parallel_size: u32,
     stages: Vec<StageRow>,
-    /// Parameters of a device on each pipeline rank: those of its stages after tensor parallelism.
+    /// Parameters of a device on each pipeline rank: those of its stages, after tensor and expert parallelism.
     parameters_per_rank: Vec<u64>,
     flops: Flops,
 }
@@ -38,7 +39,7 @@ struct StageRow {
     layers: [u32; 2],
     /// A tied weight counted where it stands.
     parameters: u64,
-    /// On one tensor-parallel rank, the most of any.
+    /// On one tensor- and expert-parallel rank, the most of any.
     parameters_per_rank: u64,
 }
 
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &ModelArgs) -> Result<u8, Failure> {
                 let help = "for example \"model\": { \"preset\": \"gpt2\" }";
                 return Err(Failure::Usage { message: "the scenario has no model".to_owned(), help: help.to_owned() });
             };
-            (format!(", as {} lays them out", plan.name), cut(shape, plan, &loaded.scenario))
+            (format!(", as {} lays them out", plan.name), cut(shape, plan))
         }
     };
     if args.json {
@@ -114,19 +115,19 @@ fn whole(shape: &ModelShape) -> Answer {
     let stage = StageRow { stage: 0, layers: [0, shape.num_layers], parameters, parameters_per_rank: parameters };
     let seq = shape.max_position_embeddings.min(SEQ_LENGTH);
     let seq = if shape.max_position_embeddings > 1 { seq } else { SEQ_LENGTH };
-    answer(shape, 1, vec![stage], vec![parameters], u64::from(seq), 0)
+    answer(shape, (1, 1), vec![stage], vec![parameters], u64::from(seq), 0)
 }
 
 /// The answer for a model as a plan cuts it.
-fn cut(shape: &ModelShape, plan: &Plan, scenario: &Scenario) -> Answer {
-    let tp = scenario.parallel.tensor_model_parallel_size.unwrap_or(1);
+fn cut(shape: &ModelShape, plan: &Plan) -> Answer {
+    let (tp, ep) = (plan.mesh.tensor, plan.mesh.expert);
     let row = |s: u32| {
         let part = plan.part(Stage::new(s));
         StageRow {
             stage: s,
             layers: [part.layers.start, part.layers.end],
             parameters: shape.part_parameters(part),
-            parameters_per_rank: shape.rank_parameters(part, tp, 1),
+            parameters_per_rank: shape.rank_parameters(part, tp, ep),
         }
     };
     let stages: Vec<StageRow> = (0..plan.placement().stages()).map(row).collect();
@@ -135,16 +136,22 @@ fn cut(shape: &ModelShape, plan: &Plan, scenario: &Scenario) -> Answer {
         stages_of.filter_map(|s| stages.get(s.index())).map(|row| row.parameters_per_rank).sum()
     };
     let ranks = (0..plan.ranks() as usize).map(held).collect();
-    let replicas = scenario.parallel.data_parallel_size.unwrap_or(1);
-    let tokens = plan.batch.tokens().saturating_mul(u64::from(replicas));
+    let tokens = plan.batch.tokens().saturating_mul(u64::from(plan.mesh.data));
     let seq = match plan.batch.seq_length {
         0 => SEQ_LENGTH.min(shape.max_position_embeddings.max(1)),
         seq => seq,
     };
-    answer(shape, tp, stages, ranks, u64::from(seq), tokens)
+    answer(shape, (tp, ep), stages, ranks, u64::from(seq), tokens)
 }
 
-fn answer(shape: &ModelShape, tp: u32, stages: Vec<StageRow>, ranks: Vec<u64>, seq: u64, tokens: u64) -> Answer {
+fn answer(
+    shape: &ModelShape,
+    (tp, ep): (u32, u32),
+    stages: Vec<StageRow>,
+    ranks: Vec<u64>,
+    seq: u64,
+    tokens: u64,
+) -> Answer {
     let part = shape.whole();
     let hardware = |tokens| {
         let of = |recompute| shape.hardware_flops(part, tokens, seq, recompute);
@@ -159,6 +166,7 @@ fn answer(shape: &ModelShape, tp: u32, stages: Vec<StageRow>, ranks: Vec<u64>, s
         layers: shape.num_layers,
         qkv_rows_per_rank: shape.rank_qkv_rows(tp),
         tensor_model_parallel_size: tp,
+        expert_model_parallel_size: ep,
         stages,
         parameters_per_rank: ranks,
         flops: Flops {
@@ -195,8 +203,9 @@ fn for_people(answer: &Answer, title: &str) -> String {
         line("tokens a step", grouped(u128::from(flops.tokens_per_step)));
         line("model FLOPs a step", format!("{:.4e}", flops.model_per_step as f64));
     }
-    let split = answer.tensor_model_parallel_size > 1;
-    if split {
+    let (tp, ep) = (answer.tensor_model_parallel_size, answer.expert_model_parallel_size);
+    let split = tp > 1 || ep > 1;
+    if tp > 1 {
         line("QKV rows on a tensor-parallel rank", grouped(u128::from(answer.qkv_rows_per_rank)));
     }
     if answer.stages.len() > 1 || split {
@@ -207,9 +216,8 @@ fn for_people(answer: &Answer, title: &str) -> String {
             let whole = grouped(u128::from(row.parameters));
             text.push_str(&format!("  stage {:>3}  {layers:<18} {whole:>19}", row.stage));
             if split {
-                let tp = answer.tensor_model_parallel_size;
                 let rank = grouped(u128::from(row.parameters_per_rank));
-                text.push_str(&format!("  on each of {tp} {rank:>17}"));
+                text.push_str(&format!("  on each rank {rank:>17}"));
             }
             text.push('\n');
         }

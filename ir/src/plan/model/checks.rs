@@ -122,6 +122,10 @@ pub(super) fn parts(model: &Model, faults: &mut Vec<Fault>) {
             faults.push(Fault::new(format!("model.{field}"), "model::part", message, help));
         }
     }
+    if model.post_norms == Some(true) && model.shared_norm == Some(true) {
+        let message = "one norm cannot serve attention and MLP and four stand around them";
+        faults.push(Fault::new("model.shared_norm", "model::norms", message, "keep one of shared_norm and post_norms"));
+    }
     if let Some(experts) = model.num_experts.filter(|experts| *experts > 0) {
         let topk = model.moe_router_topk.unwrap_or(2);
         if topk > experts {
