@@ -135,6 +135,9 @@ pub struct Task {
 pub struct StepOf {
     /// Which entry of [`Programs::steps`](crate::segments::Programs::steps) it is; `None` where the action is one task.
     pub program: Option<u32>,
+    /// Its place in the forward or the backward of its stage's program; of a bucket of gradients, the place of the step
+    /// that completes them.
+    pub place: u32,
     /// Whether steps of the same action stand before it.
     pub continues: bool,
     /// Whether steps of the same action stand behind it.

@@ -51,8 +51,6 @@ struct Cutter<'a> {
     effects_start: Vec<u32>,
     /// Messages that only the end of the step waits for.
     unjoined: Vec<bool>,
-    /// New task -> its place in its program.
-    places: Vec<u32>,
 }
 
 impl<'a> Cutter<'a> {
@@ -67,7 +65,6 @@ impl<'a> Cutter<'a> {
             effects: Vec::with_capacity(old.draft.effects.len()),
             effects_start: vec![0],
             unjoined: Vec::with_capacity(tasks),
-            places: Vec::with_capacity(tasks),
         }
     }
 
@@ -87,7 +84,7 @@ impl<'a> Cutter<'a> {
             }
             let new = self.starts[id.index()]..self.next();
             if new.is_empty() {
-                self.push(task, 0);
+                self.push(task);
             }
             let new = self.starts[id.index()]..self.next();
             for node in new.clone().map(|i| NodeIndex::new(i as usize)) {
@@ -104,9 +101,8 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    fn push(&mut self, task: Task, place: u32) -> NodeIndex {
+    fn push(&mut self, task: Task) -> NodeIndex {
         self.unjoined.push(false);
-        self.places.push(place);
         self.graph.add_node(task)
     }
 
@@ -119,15 +115,16 @@ impl<'a> Cutter<'a> {
             let collective = self.programs.step(bucket.step).and_then(Step::collective);
             let step = StepOf {
                 program: Some(bucket.step),
+                place: bucket.place,
                 continues: i > 0,
                 continued: i + 1 < buckets.len(),
                 collective: collective.map(|c| c.kind),
             };
             let layers = LayerRange { start: bucket.layer, end: bucket.layer.saturating_add(1) };
-            self.push(Task { payload: collective.map_or(0, |c| c.bytes), step, layers, ..*task }, bucket.place);
+            self.push(Task { payload: collective.map_or(0, |c| c.bytes), step, layers, ..*task });
         }
         if buckets.is_empty() {
-            self.push(*task, 0);
+            self.push(*task);
         }
     }
 
@@ -145,23 +142,21 @@ impl<'a> Cutter<'a> {
             let Some(step) = self.programs.step(placed.step).filter(|step| counts(step.phase)) else { continue };
             let collective = step.collective();
             let continues = self.graph.node_count() > first;
-            let node = self.push(
-                Task {
-                    lane: collective.map_or(Lane::Compute, |c| Lane::of_axis(c.axis)),
-                    layers: LayerRange { start: placed.layer, end: placed.layer.saturating_add(1) },
-                    work: step.work(),
-                    payload: collective.map_or(0, |c| c.bytes),
-                    group: None,
-                    step: StepOf {
-                        program: Some(placed.step),
-                        continues,
-                        continued: true,
-                        collective: collective.map(|c| c.kind),
-                    },
-                    ..*task
+            let node = self.push(Task {
+                lane: collective.map_or(Lane::Compute, |c| Lane::of_axis(c.axis)),
+                layers: LayerRange { start: placed.layer, end: placed.layer.saturating_add(1) },
+                work: step.work(),
+                payload: collective.map_or(0, |c| c.bytes),
+                group: None,
+                step: StepOf {
+                    program: Some(placed.step),
+                    place: TaskId::at(place).0,
+                    continues,
+                    continued: true,
+                    collective: collective.map(|c| c.kind),
                 },
-                TaskId::at(place).0,
-            );
+                ..*task
+            });
             for (_, message) in pending.extract_if(.., |(joined, _)| *joined <= place) {
                 self.graph.add_edge(message, node, Dep::Data);
             }
@@ -234,9 +229,10 @@ impl<'a> Cutter<'a> {
     /// Each bucket waits for the step of the last backward that completes it.
     fn link_buckets(&mut self, backward: TaskId, reduction: TaskId) {
         for bucket in self.tasks_of(reduction) {
-            let place = self.places[bucket as usize];
+            let place = self.graph[NodeIndex::new(bucket as usize)].step.place;
             let made_by = |i: &u32| {
-                self.graph[NodeIndex::new(*i as usize)].lane == Lane::Compute && self.places[*i as usize] <= place
+                let task = self.graph[NodeIndex::new(*i as usize)];
+                task.lane == Lane::Compute && task.step.place <= place
             };
             let range = self.tasks_of(backward);
             let from = range.clone().rev().find(made_by).unwrap_or(range.start);
