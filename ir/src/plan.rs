@@ -6,6 +6,7 @@ mod batch;
 mod custom;
 mod layout;
 mod mesh;
+mod parallel;
 mod programs;
 mod setup;
 mod unit_faults;
@@ -24,9 +25,7 @@ use crate::model::{ModelShape, StagePart};
 use crate::order::PipelineOrder;
 use crate::passes;
 use crate::placement::Placement;
-use crate::scenario::{
-    Attention, Dtype, Model, OptimizerName, PerRank, Recompute, Scenario, ScheduleEntry, SequenceParallel,
-};
+use crate::scenario::{Model, OptimizerName, PerRank, Scenario, ScheduleEntry};
 use crate::schedule::{Draft, Schedule};
 use crate::schedules::{self, Chunks, Family, ScheduleParams};
 use crate::setup::Setup;
@@ -152,27 +151,23 @@ pub fn resolve(scenario: &Scenario, read: &dyn Fn(&str) -> Result<String, String
         let message = format!("a name has 1 to 100 characters and no control characters; this one has {name_length}");
         faults.push(Fault::new("name", "scenario::name", message, "it is used in titles and as the name of a folder"));
     }
-    if let Some(stage) = scenario.parallel.zero_stage.filter(|stage| *stage > 3) {
-        let message = format!("there is no ZeRO stage {stage}");
-        faults.push(Fault::new("parallel.zero_stage", "scenario::zero-stage", message, "use 0, 1, 2 or 3"));
-    }
     let ranks = scenario.parallel.pipeline_model_parallel_size.unwrap_or(1);
-    let (mesh, cluster) = mesh::resolve(scenario, read, &mut faults);
-    let setup = setup::resolve(scenario, cluster.as_ref(), &mesh, &mut faults);
-    let batch = batch::resolve(scenario, mesh.data, &mut faults);
+    let mut mesh_faults = Vec::new();
+    let (mesh, cluster) = mesh::resolve(scenario, read, &mut mesh_faults);
+    let setup = setup::resolve(scenario, cluster.as_ref(), &mesh, &mut mesh_faults);
+    let mut batch_faults = Vec::new();
+    let batch = batch::resolve(scenario, mesh.data, &mut batch_faults);
+    if !mesh_faults.is_empty() && scenario.parallel.data_parallel_size.is_none() {
+        // The number of replicas is not known; what it does not divide would be an echo.
+        batch_faults.retain(|fault| fault.code != batch::DIVIDE);
+    }
+    faults.extend(mesh_faults.into_iter().chain(batch_faults));
     let model = scenario.model.as_ref().and_then(|m| resolve_model(m, scenario, &mut faults));
     let mut plans = Vec::new();
+    let (cluster, model) = (cluster.as_ref(), model.as_ref());
+    let context = Context { scenario, ranks, batch, mesh: &mesh, setup: &setup, cluster, model, read };
+    faults.extend(parallel::faults(&context.facts()));
     for (i, entry) in scenario.schedules.iter().enumerate() {
-        let context = Context {
-            scenario,
-            ranks,
-            batch,
-            mesh: &mesh,
-            setup: &setup,
-            cluster: cluster.as_ref(),
-            model: model.as_ref(),
-            read,
-        };
         match resolve_entry(&context, i, entry) {
             Ok(plan) => {
                 unit_faults::check_stages(scenario, &plan, &mut faults);
@@ -201,6 +196,13 @@ struct Context<'a> {
     cluster: Option<&'a Cluster>,
     model: Option<&'a ModelShape>,
     read: &'a dyn Fn(&str) -> Result<String, String>,
+}
+
+impl<'a> Context<'a> {
+    fn facts(&self) -> parallel::Facts<'a> {
+        let Context { scenario, mesh, setup, cluster, model, .. } = *self;
+        parallel::Facts { scenario, mesh, setup, cluster, model }
+    }
 }
 
 fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Result<Plan, Vec<Fault>> {
@@ -237,7 +239,7 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         };
         let order = family
             .order(&params)
-            .map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
+            .map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry, context)).collect::<Vec<_>>())?;
         (plan_name(family, entry, chunks), family.name.to_owned(), chunks, order)
     };
     let all_microbatches = context.batch.microbatches.saturating_mul(context.batch.rounds);
@@ -249,6 +251,7 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         let message = format!("{actions} actions are more than {MAX_ACTIONS}, the most of one step");
         too_large.push(Fault::new(&at, "schedule::size", message, "use fewer accumulation rounds"));
     }
+    too_large.extend(parallel::recompute_fault(context.setup, stages));
     if !too_large.is_empty() {
         return Err(too_large);
     }
@@ -361,8 +364,22 @@ fn times(context: &Context<'_>, at: &str, entry: &ScheduleEntry, chunks: u32) ->
         .unwrap_or_else(|| StageTimes::of(&UnitCosts::from(costs), context.ranks, stages.min(schedules::MAX_STAGES)))
 }
 
-/// A fault of a knob that this entry overrides is a fault of the entry.
-fn relocate(mut fault: Fault, at: &str, entry: &ScheduleEntry) -> Fault {
+/// A fault of a knob that this entry overrides is a fault of the entry; one of a number that was worked out from others
+/// is a fault of those.
+fn relocate(mut fault: Fault, at: &str, entry: &ScheduleEntry, context: &Context<'_>) -> Fault {
+    let training = &context.scenario.training;
+    if fault.path == schedules::MICROBATCHES
+        && training.num_microbatches.is_none()
+        && let Some(global) = training.global_batch_size
+    {
+        let Batch { micro_batch_size: micro, microbatches: m, .. } = context.batch;
+        let data = context.mesh.data;
+        fault.path = batch::GLOBAL.to_owned();
+        fault.message.push_str(&format!(
+            "; m = global_batch_size {global} / (micro_batch_size {micro} * data_parallel_size {data}) = {m}"
+        ));
+        fault.help.push_str(&format!("; global_batch_size is m * {}", u64::from(micro) * u64::from(data)));
+    }
     let own = match fault.path.as_str() {
         schedules::CHUNKS => entry.virtual_pipeline_model_parallel_size.map(|_| "virtual_pipeline_model_parallel_size"),
         knob @ (schedules::GROUP | schedules::SLICES | schedules::LIMIT) => Some(knob),
@@ -460,36 +477,6 @@ fn warnings(context: &Context<'_>, family: &str, order: &PipelineOrder, chunks: 
         };
         warnings.push(format!("{m} microbatches do not fill {ranks} ranks{idle}; use {enough} or more"));
     }
-    let (parallel, training) = (&context.scenario.parallel, &context.scenario.training);
-    if parallel.zero_stage.is_some_and(|stage| stage >= 2) && ranks > 1 {
-        warnings.push(
-            "ZeRO 2 and 3 shard gradients that a pipeline accumulates over all its microbatches: each would have to be \
-             reduced and gathered again for every microbatch; use ZeRO 1 with pipeline parallelism"
-                .to_owned(),
-        );
-    }
-    let ignored = [
-        (parallel.zero_stage.is_some_and(|stage| stage > 0), "parallel.zero_stage"),
-        (context.setup.sequence_parallel != SequenceParallel::None, "parallel.sequence_parallel"),
-        (parallel.order.is_some(), "parallel.order"),
-        (training.dtype.is_some_and(|dtype| dtype != Dtype::Fp32), "training.dtype"),
-        (context.setup.recompute.iter().any(|r| *r != Recompute::None), "training.recompute"),
-        (training.attention.is_some_and(|attention| attention != Attention::Standard), "training.attention"),
-    ];
-    for (_, knob) in ignored.iter().filter(|(set, _)| *set) {
-        warnings.push(format!("{knob} is not modelled in this version and changes nothing here"));
-    }
-    for (size, what) in [
-        (parallel.tensor_model_parallel_size, "tensor parallelism"),
-        (parallel.data_parallel_size, "data parallelism"),
-        (parallel.context_parallel_size, "context parallelism"),
-    ] {
-        if let Some(size) = size.filter(|size| *size > 1) {
-            warnings.push(format!(
-                "{what} over {size} ranks shapes the batch, but its communication is not modelled in this version: one \
-                 pipeline is shown"
-            ));
-        }
-    }
+    warnings.extend(parallel::warnings(&context.facts(), &context.batch, ranks));
     warnings
 }
