@@ -264,7 +264,9 @@ impl<'a> Cutter<'a> {
 }
 
 /// The steps of an action, and which phases of them count.
-fn list<'a>(programs: &'a Programs, task: &Task) -> Option<(&'a [Placed], fn(Phase) -> bool)> {
+type Steps<'a> = (&'a [Placed], fn(Phase) -> bool);
+
+fn list<'a>(programs: &'a Programs, task: &Task) -> Option<Steps<'a>> {
     let stage = programs.stages.get(task.action.stage.index())?;
     Some(match task.action.op {
         Op::Forward => (&stage.forward, |_| true),
