@@ -21,6 +21,7 @@ mod predict;
 mod profile;
 #[cfg(feature = "exec")]
 mod progress;
+mod report;
 #[cfg(feature = "exec")]
 mod run;
 mod schema;
@@ -57,6 +58,7 @@ pub(crate) fn main() -> ExitCode {
         Verb::Simulate(args) => simulate::run(args),
         Verb::Compare(args) => compare::run(args),
         Verb::Explain(args) => explain::run(args),
+        Verb::Report(args) => report::run(args),
         Verb::Model(args) => model::run(args),
         Verb::List(args) => list::run(args),
         Verb::Schema(args) => schema::run(args),
