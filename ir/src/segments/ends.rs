@@ -32,7 +32,7 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
     let positions = if learned { u64::from(model.max_position_embeddings) * cut.hidden() } else { 0 };
     let norms = if model.embedding_norm { norm(model) } else { 0 };
-    Block { forward: w.steps, backward: b.steps, parameters: vocabulary(cut) * cut.hidden() + positions + norms }
+    Block { forward: w.steps, backward: b.steps, parameters: vocabulary(cut) * cut.hidden() + positions + norms, expert_parameters: 0 }
 }
 
 /// Rows of the vocabulary on one rank.
@@ -65,5 +65,5 @@ pub(super) fn head(cut: &Cut<'_>) -> Block {
     border.reduce(&mut b, Phase::Input, 2);
     b.compute(Phase::Weight, "head", [linear.weight(m, cut)]);
     border.norm_backward(&mut b);
-    Block { forward: w.steps, backward: b.steps, parameters: linear.k * linear.n + norm(cut.model) }
+    Block { forward: w.steps, backward: b.steps, parameters: linear.k * linear.n + norm(cut.model), expert_parameters: 0 }
 }

@@ -45,9 +45,11 @@ impl Linear {
         self.gemm(m, self.k, self.n, width)
     }
 
-    /// The gradient is added to that of the microbatches before: read and written, in the format of gradients.
+    /// The gradient is added to that of the microbatches before: read and written, in the format of gradients. Under
+    /// ZeRO-3 it is written once, and what is scattered is added.
     pub(super) fn weight(self, m: u64, cut: &Cut<'_>) -> Kernel {
-        let output = 2 * cut.setup.gradient_dtype.bytes();
+        let passes = if cut.setup.zero_stage == 3 { 1 } else { 2 };
+        let output = passes * cut.setup.gradient_dtype.bytes();
         let (n, k, count) = (self.k, m, self.count);
         Kernel::Gemm { m: self.n, n, k, count, width: cut.width(), output, grouped: count > 1 }
     }
@@ -144,6 +146,7 @@ pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block
         forward: w.steps,
         backward: b.steps,
         parameters: norms(cut.model) + attention.parameters() + mlp.parameters(),
+        expert_parameters: mlp.expert_parameters(),
     }
 }
 

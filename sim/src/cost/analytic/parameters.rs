@@ -81,7 +81,7 @@ macro_rules! stacks {
     };
 }
 
-stacks!("a100-megatron");
+stacks!("a100-fsdp", "a100-megatron", "b200-megatron", "h100-fsdp", "h100-megatron", "v100-megatron");
 
 /// The parameters of a stack that pipewright knows; `None` for an unknown name.
 pub fn stack(name: &str) -> Option<Parameters> {
