@@ -105,7 +105,7 @@ impl AnalyticCost {
             }
         };
         let mut steps: Vec<f64> = facts.programs.steps.iter().map(|step| time(&step.body)).collect();
-        let host = if facts.setup.zero_stage == 3 { p.host_per_block.value } else { 0.0 };
+        let host = if facts.setup.zero_stage >= 2 { p.host_per_block.value } else { 0.0 };
         let passes = |n: f64| device.memory(n * facts.activation_bytes);
         for layer in &facts.programs.layers {
             let [forward, backward] =

@@ -48,7 +48,7 @@ pub struct Parameters {
     pub extra_forward_passes: Sourced<f64>,
     /// The same, backward.
     pub extra_backward_passes: Sourced<f64>,
-    /// Time on the host for each block and pass under ZeRO-3 \[s\].
+    /// Time on the host for each block and pass under ZeRO 2 and 3 \[s\].
     pub host_per_block: Sourced<f64>,
     /// Bandwidth of collectives inside a node, of one GPU one way \[B/s\].
     pub intra_node_bandwidth: Sourced<f64>,
