@@ -30,7 +30,9 @@ impl Batch {
     }
 }
 
-const GLOBAL: &str = "training.global_batch_size";
+/// Code of a batch that cannot be cut as asked.
+pub(super) const DIVIDE: &str = "training::divide";
+pub(super) const GLOBAL: &str = "training.global_batch_size";
 const MICRO: &str = "training.micro_batch_size";
 const COUNT: &str = "training.num_microbatches";
 const REPLICAS: &str = "parallel.data_parallel_size";
@@ -79,11 +81,11 @@ pub(super) fn resolve(scenario: &Scenario, replicas: u32, faults: &mut Vec<Fault
                         (global / replicas * replicas, (global / replicas + 1).saturating_mul(replicas));
                     let help =
                         format!("{global} is no multiple of {replicas} replicas: use {GLOBAL} = {below} or {above}");
-                    return Fault::new(GLOBAL, "training::divide", message, help);
+                    return Fault::new(GLOBAL, DIVIDE, message, help);
                 }
                 let legal: Vec<String> =
                     nearest_divisors(global / replicas, count).iter().map(u32::to_string).collect();
-                Fault::new(COUNT, "training::divide", message, format!("use {} microbatches", legal.join(" or ")))
+                Fault::new(COUNT, DIVIDE, message, format!("use {} microbatches", legal.join(" or ")))
             });
             ((global / parts).max(1), count, 1)
         }
@@ -124,7 +126,7 @@ fn not_divisible(global: u32, micro: u32, replicas: u32, count: Option<u32>) -> 
     } else {
         format!("use global_batch_size {below} or {above}")
     };
-    Fault::new(GLOBAL, "training::divide", message, help)
+    Fault::new(GLOBAL, DIVIDE, message, help)
 }
 
 #[cfg(test)]

@@ -11,9 +11,6 @@ const DATA: &str = "parallel.data_parallel_size";
 const WORLD: &str = "parallel.world_size";
 const ORDER: &str = "parallel.order";
 
-/// Most devices that are accepted.
-const MAX_DEVICES: u64 = 1 << 20;
-
 /// The mesh, and the cluster where the scenario has one that can be read.
 pub(super) fn resolve(
     scenario: &Scenario,
@@ -39,8 +36,9 @@ pub(super) fn resolve(
     };
     order(parallel, &mut mesh, faults);
     let devices = mesh.devices();
-    if devices > MAX_DEVICES {
-        let message = format!("{} = {devices} devices; more than {MAX_DEVICES} is taken for a slip", product(&mesh));
+    if devices > Mesh::MAX_DEVICES {
+        let message =
+            format!("{} = {devices} devices; more than {} is taken for a slip", product(&mesh), Mesh::MAX_DEVICES);
         faults.push(Fault::new("parallel", "mesh::size", message, "use smaller parallel sizes"));
     } else if let Some((world, path, what)) = &world
         && *world != devices

@@ -1,6 +1,7 @@
 //! What the stages of a plan do for a microbatch, and what they weigh.
 
 use super::Plan;
+use crate::action::Op;
 use crate::ids::Stage;
 use crate::model::StagePart;
 use crate::segments::{Cut, Programs, StageProgram};
@@ -53,6 +54,7 @@ impl Plan {
 
     /// What every stage does for a microbatch; `None` without a model or a sequence length.
     pub fn programs(&self) -> Option<Programs> {
-        Some(Programs::new(&self.cut()?, &self.parts()))
+        let split = self.order.has(|op| op == Op::BackwardWeight);
+        Some(Programs::new(&self.cut()?, &self.parts(), split))
     }
 }

@@ -56,17 +56,16 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
     }
 }
 
-/// The kind over the context-parallel ranks, and whether Megatron's is on beside it.
+/// The kind over the context-parallel ranks, else Megatron's or none; and whether Megatron's is on.
 fn sequence_parallel(scenario: &Scenario, mesh: &Mesh) -> (SequenceParallel, bool) {
     let kinds = scenario.parallel.sequence_parallel.as_ref().map_or(&[][..], |kinds| kinds.as_slice());
     let megatron = kinds.contains(&SequenceParallel::Megatron);
-    let over_context = kinds.iter().copied().find(|kind| kind.is_over_context());
-    let alone = if megatron { SequenceParallel::Megatron } else { SequenceParallel::None };
-    let kind = match over_context {
+    let kind = match kinds.iter().copied().find(|kind| kind.is_over_context()) {
         Some(kind) => kind,
         // As in Megatron-core, whose `cp_comm_type` is a zigzag ring unless told otherwise.
         None if mesh.context > 1 => SequenceParallel::Ring,
-        None => alone,
+        None if megatron => SequenceParallel::Megatron,
+        None => SequenceParallel::None,
     };
     (kind, megatron)
 }

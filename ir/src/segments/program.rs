@@ -1,11 +1,12 @@
 //! The steps of whole stages: block after block, with ZeRO-3's gathers and scatters between them.
 
 use super::kernel::{Collective, CollectiveKind};
-use super::layer::norm;
+use super::runs::Runs;
 use super::{Block, Body, Cut, Phase, Step};
 use crate::mesh::Axis;
 use crate::model::StagePart;
 use crate::scenario::Recompute;
+use crate::task::Work;
 
 /// A step in its place in a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +24,12 @@ pub struct Placed {
 pub struct StageProgram {
     /// F.
     pub forward: Vec<Placed>,
-    /// B. I is all of it but [`Phase::Weight`], W the rest.
+    /// B.
     pub backward: Vec<Placed>,
+    /// I: B without [`Phase::Weight`]; empty where no backward is split.
+    pub input: Vec<Placed>,
+    /// W: the rest of B; likewise.
+    pub weight: Vec<Placed>,
     /// Parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
     /// Of them those of experts, which fewer ranks hold copies of.
@@ -39,10 +44,10 @@ pub struct StageProgram {
 pub struct Bucket {
     /// Which of [`Programs::steps`] reduces them.
     pub step: u32,
-    /// The place in the backward behind which they are complete.
+    /// The place in B behind which they are complete.
     pub place: u32,
-    /// The place in the forward where the block begins, which needs the parameters.
-    pub forward: u32,
+    /// The place in W behind which they are complete, where B is split.
+    pub weight_place: u32,
     /// The layer.
     pub layer: u32,
 }
@@ -93,25 +98,22 @@ struct Listed {
 }
 
 impl Programs {
-    /// The programs of stages that hold `parts`.
-    pub fn new(cut: &Cut<'_>, parts: &[StagePart]) -> Self {
+    /// The programs of stages that hold `parts`; those of I and W only where backward is `split`.
+    pub fn new(cut: &Cut<'_>, parts: &[StagePart], split: bool) -> Self {
         let mut programs = Self { overlap_grad_reduce: cut.setup.overlap_grad_reduce, ..Self::default() };
         let mut layers: Vec<((Recompute, bool), Listed)> = Vec::new();
-        let embedding = Listed { weights_in_backward: false, ..programs.list(cut, cut.embedding()) };
-        let mut head = cut.head();
-        // A tied head on the embedding's stage computes with the embedding's own matrix.
-        if !cut.model.untie_embeddings_and_output_weights && parts.iter().any(|part| part.embedding && part.head) {
-            head.parameters = norm(cut.model);
-        }
-        let head = programs.list(cut, head);
-        let dense = cut.model.mixture_of_experts.map_or(u32::MAX, |moe| moe.first_dense_layers);
+        let mut runs = Runs::default();
+        let no_weights = |listed| Listed { weights_in_backward: false, ..listed };
+        let embedding = no_weights(programs.list(cut, cut.embedding()));
+        let head = programs.list(cut, cut.head(true));
+        let tied_head = programs.list(cut, cut.head(false));
         for (s, part) in parts.iter().enumerate() {
             let mut blocks: Vec<(u32, Listed)> = Vec::new();
             if part.embedding {
                 blocks.push((part.layers.start, embedding.clone()));
             }
             for layer in part.layers.start..part.layers.end {
-                let kind = (cut.setup.recompute_of(s), layer >= dense);
+                let kind = (cut.setup.recompute_of(s), cut.model.is_moe_layer(layer));
                 let known = layers.iter().find(|(k, _)| *k == kind).map(|(_, listed)| listed.clone());
                 let listed = known.unwrap_or_else(|| {
                     let listed = programs.list(cut, cut.layer(kind.0, kind.1));
@@ -123,9 +125,12 @@ impl Programs {
                 blocks.push((layer, listed));
             }
             if part.head {
+                let tied = part.embedding && !cut.model.untie_embeddings_and_output_weights;
+                let head = if tied { &tied_head } else { &head };
                 blocks.push((part.layers.end.saturating_sub(1), head.clone()));
             }
-            programs.stages.push(programs.stage(&blocks));
+            let stage = programs.stage(&blocks, split, &mut runs);
+            programs.stages.push(stage);
         }
         programs
     }
@@ -169,25 +174,32 @@ impl Programs {
         u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    fn stage(&self, blocks: &[(u32, Listed)]) -> StageProgram {
+    fn stage(&mut self, blocks: &[(u32, Listed)], split: bool, runs: &mut Runs) -> StageProgram {
         let forward = self.pass(blocks.iter(), |b| b.forward.clone(), false);
         let backward = self.pass(blocks.iter().rev(), |b| b.backward.clone(), true);
-        let mut place = 0;
-        let mut first: u32 = blocks.iter().map(|(_, b)| b.forward.end - b.forward.start).sum();
-        let mut buckets = Vec::new();
-        for (layer, block) in blocks.iter().rev() {
-            place += block.backward.end - block.backward.start;
-            first -= block.forward.end - block.forward.start;
-            let last = place.saturating_sub(1);
-            let bucket = |step: &u32| Bucket { step: *step, place: last, forward: first, layer: *layer };
-            buckets.extend(block.reduce.iter().map(bucket));
+        let (mut place, mut ends) = (0, Vec::new());
+        for (_, block) in blocks.iter().rev().filter(|_| self.overlap_grad_reduce) {
+            place += block.backward.len();
+            ends.extend((!block.reduce.is_empty()).then_some(place));
         }
+        let (forward, _) = runs.merge(self, &forward, |_| true, &[]);
+        let (whole, places) = runs.merge(self, &backward, |_| true, &ends);
+        let backward = if split { &backward[..] } else { &[] };
+        let (input, _) = runs.merge(self, backward, |phase| phase != Phase::Weight, &[]);
+        let (weight, weight_places) = runs.merge(self, backward, |phase| phase == Phase::Weight, &ends);
+        let buckets = blocks.iter().rev().enumerate().flat_map(|(i, (layer, block))| {
+            let at = |places: &[u32]| places.get(i).copied().unwrap_or(0);
+            let (place, weight_place) = (at(&places), at(&weight_places));
+            block.reduce.iter().map(move |step| Bucket { step: *step, place, weight_place, layer: *layer })
+        });
         StageProgram {
             forward,
-            backward,
+            backward: whole,
+            input,
+            weight,
             parameters: blocks.iter().map(|(_, b)| b.parameters).sum(),
             expert_parameters: blocks.iter().map(|(_, b)| b.expert_parameters).sum(),
-            buckets,
+            buckets: buckets.collect(),
         }
     }
 
@@ -229,6 +241,14 @@ impl Programs {
             Some(Body::Communicate { joined_after, .. }) => u32::try_from(*joined_after).unwrap_or(Placed::NEVER),
             _ => 0,
         }
+    }
+
+    /// How much a step computes, a run's steps together.
+    pub fn work(&self, index: u32) -> Work {
+        let Some(step) = self.step(index) else { return Work::default() };
+        let Body::Run(steps) = &step.body else { return step.work() };
+        let parts = steps.iter().map(|step| self.work(*step));
+        parts.fold(Work::default(), |sum, w| Work { flops: sum.flops + w.flops, bytes: sum.bytes + w.bytes })
     }
 
     /// A step by its place in the table.

@@ -24,7 +24,7 @@ use pipewright_ir::ids::Rank;
 use pipewright_ir::mesh::{Axis, Mesh};
 use pipewright_ir::placement::Placement;
 use pipewright_ir::scenario::Recompute;
-use pipewright_ir::segments::{Body, Bucket, Collective, CollectiveKind, Phase, Programs, StageProgram};
+use pipewright_ir::segments::{Body, Bucket, Collective, CollectiveKind, Programs, StageProgram};
 use pipewright_ir::setup::Setup;
 use pipewright_ir::task::Task;
 
@@ -99,6 +99,8 @@ impl AnalyticCost {
         let exposed = if facts.setup.tp_comm_overlap { p.tensor_exposed.value } else { 1.0 };
         let time = |body: &Body| match body {
             Body::Compute(kernels) => kernels.iter().map(|kernel| device.kernel(kernel)).sum(),
+            // Summed up below, once its steps have all their costs.
+            Body::Run(_) => 0.0,
             Body::Communicate { collective, .. } => {
                 let shown = if collective.axis == Axis::Tensor { exposed } else { 1.0 };
                 links.collective(collective, facts.mesh) * shown
@@ -115,6 +117,11 @@ impl AnalyticCost {
                 if let Some(time) = steps.get_mut(step as usize) {
                     *time += more;
                 }
+            }
+        }
+        for (at, step) in facts.programs.steps.iter().enumerate() {
+            if let Body::Run(parts) = &step.body {
+                steps[at] = parts.iter().filter_map(|part| steps.get(*part as usize)).sum();
             }
         }
         let world = Mesh { data: u32::try_from(facts.mesh.devices()).unwrap_or(u32::MAX), ..Mesh::default() };
@@ -136,9 +143,9 @@ impl AnalyticCost {
     fn stage(&self, facts: &Facts<'_>, device: &Device, stage: &StageProgram) -> StageCost {
         let p = facts.parameters;
         let overlap_cost = p.overlap_cost.value;
-        let alone = |list, counts: fn(Phase) -> bool| {
+        let alone = |list| {
             let mut clocks = Clocks::default();
-            fold::run(facts.programs, list, counts, &self.steps, overlap_cost, &mut clocks);
+            fold::run(facts.programs, list, &self.steps, overlap_cost, &mut clocks);
             fold::finish(&mut clocks)
         };
         let zero = facts.setup.zero_stage;
@@ -150,10 +157,10 @@ impl AnalyticCost {
         let gradients = if zero >= 2 { shard } else { stage.parameters as f64 };
         let touched = shard * p.optimizer_bytes.value + gradients * facts.setup.gradient_dtype.bytes() as f64;
         StageCost {
-            forward: alone(&stage.forward, |_| true),
-            backward: alone(&stage.backward, |_| true),
-            input: alone(&stage.backward, |phase| phase != Phase::Weight),
-            weight: alone(&stage.backward, |phase| phase == Phase::Weight),
+            forward: alone(&stage.forward),
+            backward: alone(&stage.backward),
+            input: alone(&stage.input),
+            weight: alone(&stage.weight),
             reduce: self.reduction(facts, stage),
             // A rank's ends of the step are shared out over its stages.
             optimizer: device.memory(touched) + p.step_overhead.value / facts.placement.chunks().max(1.0),
@@ -177,7 +184,7 @@ impl AnalyticCost {
         let (mut from, mut data) = (0, 0.0_f64);
         for bucket in &stage.buckets {
             let to = (bucket.place as usize + 1).min(stage.backward.len()).max(from);
-            fold::run(facts.programs, &stage.backward[from..to], |_| true, &self.steps, overlap_cost, &mut clocks);
+            fold::run(facts.programs, &stage.backward[from..to], &self.steps, overlap_cost, &mut clocks);
             fold::finish(&mut clocks);
             data = data.max(clocks.compute) + self.step(bucket.step);
             from = to;
@@ -220,9 +227,11 @@ impl AnalyticCost {
                 };
                 let mut exposed = 0.0;
                 if facts.setup.overlap_param_gather {
+                    let layers = program.buckets.iter().map(|bucket| bucket.layer);
+                    let [first, last] = [layers.clone().min(), layers.max()].map(|layer| layer.unwrap_or(0));
                     for bucket in program.buckets.iter().rev() {
                         data += gather(bucket).map_or(0.0, |message| self.links.collective(&message, &self.mesh));
-                        let share = f64::from(bucket.forward) / program.forward.len().max(1) as f64;
+                        let share = f64::from(bucket.layer - first) / f64::from(last - first + 1);
                         let late = (data - compute - exposed - share * cost.forward).max(0.0);
                         exposed += late;
                     }

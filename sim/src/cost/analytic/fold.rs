@@ -1,6 +1,6 @@
 //! The steps of a stage as one task: how long they take together.
 
-use pipewright_ir::segments::{Body, Phase, Placed, Programs};
+use pipewright_ir::segments::{Placed, Programs, Step};
 use pipewright_ir::task::Lane;
 
 /// Compute and every lane of messages, each with when it is free.
@@ -22,23 +22,16 @@ struct Pending {
     end: f64,
 }
 
-/// Runs the steps that `counts` from the clocks as they are. `cost` gives the time of a step of the table \[s\].
+/// Runs the steps of a list from the clocks as they are. `cost` gives the time of a step of the table \[s\].
 /// `overlap_cost` is the share of the messages' time beside compute that compute loses to them.
-pub(super) fn run(
-    programs: &Programs,
-    placed: &[Placed],
-    counts: impl Fn(Phase) -> bool,
-    cost: &[f64],
-    overlap_cost: f64,
-    clocks: &mut Clocks,
-) {
+pub(super) fn run(programs: &Programs, placed: &[Placed], cost: &[f64], overlap_cost: f64, clocks: &mut Clocks) {
     for (place, placed) in placed.iter().enumerate() {
-        let Some(step) = programs.step(placed.step).filter(|step| counts(step.phase)) else { continue };
+        let collective = programs.step(placed.step).and_then(Step::collective);
         let time = cost.get(placed.step as usize).copied().unwrap_or(0.0);
         join(clocks, place);
-        match &step.body {
-            Body::Compute(_) => compute(clocks, time, overlap_cost),
-            Body::Communicate { collective, .. } => {
+        match collective {
+            None => compute(clocks, time, overlap_cost),
+            Some(collective) => {
                 let lane = &mut clocks.lanes[Lane::of_axis(collective.axis) as usize];
                 let start = lane.max(clocks.compute);
                 *lane = start + time;
