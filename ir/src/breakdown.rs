@@ -77,7 +77,7 @@ impl Part {
             Part::Exposed(Axis::Context) => "exposed_cp",
             Part::Exposed(Axis::Expert) => "exposed_ep",
             Part::Exposed(Axis::Pipeline) => "exposed_pp",
-            Part::Exposed(Axis::Data) => "exposed_dp",
+            Part::Exposed(Axis::Data | Axis::DataContext | Axis::ExpertData) => "exposed_dp",
             Part::Bubble(Cause::Fill) => "bubble_fill",
             Part::Bubble(Cause::Drain) => "bubble_drain",
             Part::Bubble(Cause::Forward) => "bubble_forward",

@@ -101,7 +101,7 @@ impl Plan {
             order = passes::add_gradient_reduction(order);
         }
         // ZeRO-3 scatters gradients in every backward and gathers weights in every forward.
-        let replicas = self.mesh.data > 1 && self.setup.zero_stage < 3;
+        let replicas = self.mesh.replicas() > 1 && self.setup.zero_stage < 3;
         if replicas && !order.has(|op| op == Op::ReduceData) {
             order = passes::add_data_reduction(order);
         }

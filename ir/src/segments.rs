@@ -96,6 +96,8 @@ pub struct Block {
     pub backward: Vec<Step>,
     /// Its parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
+    /// Of them those of experts, which fewer ranks hold copies of.
+    pub expert_parameters: u64,
 }
 
 /// What the blocks of a plan are cut from.

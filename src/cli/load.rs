@@ -32,6 +32,11 @@ impl Loaded {
         self.folder.join(named)
     }
 
+    /// The text of a file that the scenario names, or why it cannot be read.
+    pub(crate) fn read_beside(&self, named: &str) -> Result<String, String> {
+        std::fs::read_to_string(self.path(named)).map_err(|e| e.to_string())
+    }
+
     /// A fault at a JSON path of this scenario.
     pub(crate) fn fault(&self, path: &str, code: &str, message: String, help: impl Into<String>) -> Failure {
         let fault = PlanFault::new(path, "", message, help);

@@ -43,8 +43,8 @@ impl Plan {
             StageWorkload {
                 layers: part.layers,
                 output: if last { 0 } else { output },
-                reduced: if self.mesh.data > 1 { gradients } else { 0 },
-                gathered: if self.mesh.data > 1 { program.parameters.saturating_mul(width) } else { 0 },
+                reduced: if self.mesh.replicas() > 1 { gradients } else { 0 },
+                gathered: if self.mesh.replicas() > 1 { program.parameters.saturating_mul(width) } else { 0 },
                 tied: if shares { embedding.saturating_mul(self.setup.gradient_dtype.bytes()) } else { 0 },
                 ..StageWorkload::default()
             }

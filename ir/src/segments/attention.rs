@@ -10,7 +10,7 @@ use super::layer::{Border, Linear, elementwise};
 use super::writer::Writer;
 use super::{Cut, Phase};
 use crate::mesh::Axis;
-use crate::model::PositionEmbedding;
+use crate::model::{LatentAttention, PositionEmbedding};
 use crate::scenario::{Attention as AttentionKind, SequenceParallel};
 
 /// How the core is shared over the context-parallel ranks.
@@ -106,10 +106,24 @@ impl<'a> Attention<'a> {
     }
 
     fn rope(&self, w: &mut Writer, phase: Phase) {
-        if self.cut.model.position_embedding == PositionEmbedding::Rope {
+        if let Some(latent) = self.cut.model.latent_attention {
+            self.assemble(w, phase, latent);
+        } else if self.cut.model.position_embedding == PositionEmbedding::Rope {
             let numbers = self.cut.tokens() * (self.heads + self.groups) * self.qk_dim;
             w.compute(phase, "attention", [elementwise(2 * numbers * self.cut.width(), 2)]);
         }
+    }
+
+    /// Latent attention: the compressed queries and keys are normalised, and queries, keys and values are put together of
+    /// their parts with and without position.
+    fn assemble(&self, w: &mut Writer, phase: Phase, latent: LatentAttention) {
+        let (tokens, width) = (self.cut.tokens(), self.cut.width());
+        let compressed = u64::from(latent.kv_lora_rank) + latent.q_lora_rank.map_or(0, u64::from);
+        let passes = if phase == Phase::Input { 4 } else { 2 };
+        let parts = self.heads * (2 * self.qk_dim + self.v_dim);
+        let kernels =
+            [elementwise(passes * tokens * compressed * width, 2), elementwise(2 * tokens * parts * width, 2)];
+        w.compute(phase, "attention", kernels);
     }
 
     /// Bytes of queries, keys and values of this rank, and of the core's output \[B\].

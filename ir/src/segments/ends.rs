@@ -30,7 +30,7 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     }
     border.gather(&mut b, Phase::Weight, 1);
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
-    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()) }
+    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()), ..Block::default() }
 }
 
 /// Rows of the vocabulary on one rank.
@@ -65,5 +65,5 @@ pub(super) fn head(cut: &Cut<'_>, own_weight: bool) -> Block {
     border.norm_backward(&mut b);
     let mut weights = cut.model.final_norm_weights();
     weights.extend(own_weight.then(|| cut.model.output_weight()));
-    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&weights) }
+    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&weights), ..Block::default() }
 }

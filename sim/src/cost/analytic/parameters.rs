@@ -48,7 +48,7 @@ pub struct Parameters {
     pub extra_forward_passes: Sourced<f64>,
     /// The same, backward.
     pub extra_backward_passes: Sourced<f64>,
-    /// Time on the host for each block and pass under ZeRO-3 \[s\].
+    /// Time on the host for each block and pass under ZeRO 2 and 3 \[s\].
     pub host_per_block: Sourced<f64>,
     /// Bandwidth of collectives inside a node, of one GPU one way \[B/s\].
     pub intra_node_bandwidth: Sourced<f64>,
@@ -81,7 +81,7 @@ macro_rules! stacks {
     };
 }
 
-stacks!("a100-megatron");
+stacks!("a100-fsdp", "a100-megatron", "b200-megatron", "h100-fsdp", "h100-megatron", "v100-megatron");
 
 /// The parameters of a stack that pipewright knows; `None` for an unknown name.
 pub fn stack(name: &str) -> Option<Parameters> {
