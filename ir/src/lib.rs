@@ -14,6 +14,7 @@ pub mod cluster;
 pub mod cost_table;
 pub mod explain;
 pub mod fault;
+pub mod footprint;
 pub mod ids;
 pub mod interchange;
 pub mod memory;

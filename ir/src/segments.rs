@@ -92,6 +92,8 @@ pub struct Block {
     pub backward: Vec<Step>,
     /// Its parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
+    /// Those of them that are of experts, which other ranks hold copies of than of the rest.
+    pub expert_parameters: u64,
 }
 
 /// What the blocks of a plan are cut from.
@@ -110,35 +112,41 @@ pub struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    fn tensor(&self) -> u64 {
+    pub(crate) fn tensor(&self) -> u64 {
         u64::from(self.mesh.tensor.max(1))
     }
 
-    fn context(&self) -> u64 {
+    pub(crate) fn context(&self) -> u64 {
         u64::from(self.mesh.context.max(1))
     }
 
-    fn hidden(&self) -> u64 {
+    pub(crate) fn hidden(&self) -> u64 {
         u64::from(self.model.hidden_size)
     }
 
     /// Bytes of one number of an activation \[B\].
-    fn width(&self) -> u64 {
+    pub(crate) fn width(&self) -> u64 {
         self.setup.dtype.bytes()
     }
 
     /// Tokens that a rank's matrices multiply: `B S / context`.
-    fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         self.micro_batch_size * self.seq_length.div_ceil(self.context())
     }
 
+    /// Rows of the vocabulary on one rank.
+    pub(crate) fn vocabulary(&self) -> u64 {
+        u64::from(self.model.vocab_size).div_ceil(self.tensor())
+    }
+
     /// Tokens between the tensor-parallel regions: sharded under Megatron's sequence parallelism.
-    fn shard_tokens(&self) -> u64 {
+    pub(crate) fn shard_tokens(&self) -> u64 {
         if self.shards_sequence() { self.tokens().div_ceil(self.tensor()) } else { self.tokens() }
     }
 
-    fn shards_sequence(&self) -> bool {
-        self.setup.sequence_parallel == SequenceParallel::Megatron && self.tensor() > 1
+    pub(crate) fn shards_sequence(&self) -> bool {
+        let megatron = self.setup.megatron_sequence_parallel;
+        (megatron || self.setup.sequence_parallel == SequenceParallel::Megatron) && self.tensor() > 1
     }
 
     /// The block of a transformer layer: `experts` for a layer with a mixture of experts.

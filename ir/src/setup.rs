@@ -15,12 +15,17 @@ pub struct Setup {
     pub recompute: Vec<Recompute>,
     /// How attention is computed.
     pub attention: Attention,
-    /// Kind of sequence parallelism.
+    /// Kind of sequence parallelism: over the context-parallel ranks where there are any, else Megatron's or none.
     pub sequence_parallel: SequenceParallel,
+    /// Whether Megatron's sequence parallelism is on, over the tensor-parallel ranks; it goes together with any kind over
+    /// the context-parallel ranks.
+    pub megatron_sequence_parallel: bool,
     /// ZeRO stage, 0 to 3.
     pub zero_stage: u32,
     /// Whether attention and layers drop out.
     pub dropout: bool,
+    /// Largest norm of the gradients, where they are clipped to one.
+    pub clip_grad: Option<f64>,
     /// Whether gradients are reduced beside the backwards that make them.
     pub overlap_grad_reduce: bool,
     /// Whether parameters are gathered beside the forwards that use them.
@@ -44,8 +49,10 @@ impl Default for Setup {
             recompute: vec![Recompute::None],
             attention: Attention::Standard,
             sequence_parallel: SequenceParallel::None,
+            megatron_sequence_parallel: false,
             zero_stage: 0,
             dropout: false,
+            clip_grad: None,
             overlap_grad_reduce: false,
             overlap_param_gather: false,
             tp_comm_overlap: false,

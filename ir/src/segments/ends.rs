@@ -32,20 +32,16 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
     let positions = if learned { u64::from(model.max_position_embeddings) * cut.hidden() } else { 0 };
     let norms = if model.embedding_norm { norm(model) } else { 0 };
-    Block { forward: w.steps, backward: b.steps, parameters: vocabulary(cut) * cut.hidden() + positions + norms }
-}
-
-/// Rows of the vocabulary on one rank.
-fn vocabulary(cut: &Cut<'_>) -> u64 {
-    u64::from(cut.model.vocab_size).div_ceil(cut.tensor())
+    let parameters = cut.vocabulary() * cut.hidden() + positions + norms;
+    Block { forward: w.steps, backward: b.steps, parameters, expert_parameters: 0 }
 }
 
 /// The final norm, the head and the loss. The maximum, the sum of exponentials and the target's logit of each token are
 /// reduced over the shards of the vocabulary.
 pub(super) fn head(cut: &Cut<'_>) -> Block {
     let (border, width, m) = (Border::new(cut), cut.width(), cut.tokens());
-    let linear = Linear::new(cut.hidden(), vocabulary(cut));
-    let logits = m.saturating_mul(vocabulary(cut));
+    let linear = Linear::new(cut.hidden(), cut.vocabulary());
+    let logits = m.saturating_mul(cut.vocabulary());
     let mut w = Writer::default();
     border.norm(&mut w, Phase::Forward);
     border.gather(&mut w, Phase::Forward, 1);
@@ -65,5 +61,6 @@ pub(super) fn head(cut: &Cut<'_>) -> Block {
     border.reduce(&mut b, Phase::Input, 2);
     b.compute(Phase::Weight, "head", [linear.weight(m, cut)]);
     border.norm_backward(&mut b);
-    Block { forward: w.steps, backward: b.steps, parameters: linear.k * linear.n + norm(cut.model) }
+    let parameters = linear.k * linear.n + norm(cut.model);
+    Block { forward: w.steps, backward: b.steps, parameters, expert_parameters: 0 }
 }

@@ -144,6 +144,7 @@ pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block
         forward: w.steps,
         backward: b.steps,
         parameters: norms(cut.model) + attention.parameters() + mlp.parameters(),
+        expert_parameters: mlp.expert_parameters(),
     }
 }
 

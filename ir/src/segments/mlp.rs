@@ -101,6 +101,11 @@ impl<'a> Mlp<'a> {
         }
     }
 
+    /// Those of them that are of experts.
+    pub(super) fn expert_parameters(&self) -> u64 {
+        self.experts.as_ref().map_or(0, |experts| experts.pair.parameters())
+    }
+
     pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {
         let (m, width) = (self.cut.tokens(), self.cut.width());
         let Some(e) = &self.experts else {

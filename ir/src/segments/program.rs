@@ -26,6 +26,8 @@ pub struct StageProgram {
     pub backward: Vec<Placed>,
     /// Parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
+    /// Those of them that are of experts.
+    pub expert_parameters: u64,
     /// The gradients of each block on their way over the replicas, in the order of the backward: empty with one replica,
     /// and under ZeRO-3, which scatters them in the backward itself.
     pub buckets: Vec<Bucket>,
@@ -77,6 +79,7 @@ struct Listed {
     forward: std::ops::Range<u32>,
     backward: std::ops::Range<u32>,
     parameters: u64,
+    expert_parameters: u64,
     /// ZeRO-3: the gather of its parameters and the scatter of its gradients.
     gather: Option<u32>,
     scatter: Option<u32>,
@@ -112,7 +115,12 @@ impl Programs {
             if part.head {
                 blocks.push((part.layers.end.saturating_sub(1), head.clone()));
             }
-            programs.stages.push(programs.stage(&blocks));
+            let mut stage = programs.stage(&blocks);
+            if part.embedding && part.head && !cut.model.untie_embeddings_and_output_weights {
+                // The head multiplies by the embedding's own weight.
+                stage.parameters -= cut.vocabulary() * cut.hidden();
+            }
+            programs.stages.push(stage);
         }
         programs
     }
@@ -139,7 +147,8 @@ impl Programs {
         let scatter = sharded.then(|| message(Phase::Weight, CollectiveKind::ReduceScatter, width));
         let kind = if cut.setup.zero_stage == 0 { CollectiveKind::AllReduce } else { CollectiveKind::ReduceScatter };
         let reduce = (replicas && !sharded).then(|| message(Phase::Weight, kind, width));
-        Listed { forward, backward, parameters: block.parameters, gather, scatter, reduce }
+        let (parameters, expert_parameters) = (block.parameters, block.expert_parameters);
+        Listed { forward, backward, parameters, expert_parameters, gather, scatter, reduce }
     }
 
     fn next(&self) -> u32 {
@@ -156,7 +165,9 @@ impl Programs {
             let last = place.saturating_sub(1);
             buckets.extend(block.reduce.map(|step| Bucket { step, place: last, layer: *layer }));
         }
-        StageProgram { forward, backward, parameters: blocks.iter().map(|(_, b)| b.parameters).sum(), buckets }
+        let parameters = blocks.iter().map(|(_, b)| b.parameters).sum();
+        let expert_parameters = blocks.iter().map(|(_, b)| b.expert_parameters).sum();
+        StageProgram { forward, backward, parameters, expert_parameters, buckets }
     }
 
     /// The steps of blocks in an order. Under ZeRO-3 the parameters of the next block are gathered beside the present
