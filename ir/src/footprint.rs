@@ -17,11 +17,11 @@ mod stage;
 mod state;
 mod why;
 
-//pub use fits::{Fit, Knob, knobs};
+pub use fits::{Fit, Knobs, nearest_knobs};
 pub use kept::{Divided, Kept, Until, layer, output_gradients};
 pub use parameters::{MEMORY_STACKS, MemoryParameters, OptimizerBytes, StateBytes, memory_stack};
 pub use state::State;
-//pub use why::{Holding, Why, bytes_in_words, heaviest};
+pub use why::{Holding, Why, in_words, why};
 
 use crate::ids::{Rank, Stage};
 use crate::model::StagePart;

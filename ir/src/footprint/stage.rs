@@ -219,7 +219,8 @@ impl Facts<'_> {
     /// Kept from I to W: inputs of the linear layers and gradients of their outputs.
     fn kept_for_weights(&self) -> u64 {
         let layers = self.sum_of_layers(|experts| {
-            let inputs = kept::layer(self.cut, experts).into_iter().filter(|tensor| tensor.until == kept::Until::Weight);
+            let inputs =
+                kept::layer(self.cut, experts).into_iter().filter(|tensor| tensor.until == kept::Until::Weight);
             let gradients = kept::output_gradients(self.cut, experts);
             inputs.chain(gradients).map(|tensor: Kept| tensor.bytes(self.cut)).fold(0, u64::saturating_add)
         });

@@ -33,8 +33,9 @@ impl State {
 
     fn of(cut: &Cut<'_>, stack: &MemoryParameters, count: u64, copies: u64) -> Self {
         let bytes = stack.state.of(cut.setup.dtype);
-        let divided =
-            |width: u64, stage| count.saturating_mul(width).div_ceil(if cut.setup.zero_stage >= stage { copies } else { 1 });
+        let divided = |width: u64, stage| {
+            count.saturating_mul(width).div_ceil(if cut.setup.zero_stage >= stage { copies } else { 1 })
+        };
         Self {
             parameters: divided(bytes.parameters, 3),
             gradients: divided(cut.setup.gradient_dtype.bytes(), 2),
