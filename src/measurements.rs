@@ -139,7 +139,8 @@ impl Measurements {
         let plan = plans.into_iter().next().ok_or_else(|| fail("no schedule".to_owned()))?;
         let stack = parameters_of(&plan, read).map_err(|e| fail(e.to_string()))?;
         let programs = plan.programs().ok_or_else(|| fail("a model and training.seq_length are needed".to_owned()))?;
-        let schedule = plan.schedule(&plan.workload()).map_err(|v| fail(format!("{v:?}")))?;
+        let memory = stack.memory_stack().ok_or_else(|| fail("no such memory stack".to_owned()))?;
+        let schedule = plan.schedule(&plan.workload(&programs, &memory)).map_err(|v| fail(format!("{v:?}")))?;
         Ok(Prepared {
             name: row.name.clone(),
             plan,

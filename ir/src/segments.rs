@@ -116,30 +116,35 @@ pub struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    fn tensor(&self) -> u64 {
+    pub(crate) fn tensor(&self) -> u64 {
         u64::from(self.mesh.tensor.max(1))
     }
 
-    fn context(&self) -> u64 {
+    pub(crate) fn context(&self) -> u64 {
         u64::from(self.mesh.context.max(1))
     }
 
-    fn hidden(&self) -> u64 {
+    pub(crate) fn hidden(&self) -> u64 {
         u64::from(self.model.hidden_size)
     }
 
     /// Bytes of one number of an activation \[B\].
-    fn width(&self) -> u64 {
+    pub(crate) fn width(&self) -> u64 {
         self.setup.dtype.bytes()
     }
 
     /// Tokens that a rank's matrices multiply: `B S / context`.
-    fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         self.micro_batch_size * self.seq_length.div_ceil(self.context())
     }
 
+    /// Rows of the vocabulary on one rank.
+    pub(crate) fn vocabulary(&self) -> u64 {
+        u64::from(self.model.vocab_size).div_ceil(self.tensor())
+    }
+
     /// Tokens between the tensor-parallel regions: sharded under Megatron's sequence parallelism.
-    fn shard_tokens(&self) -> u64 {
+    pub(crate) fn shard_tokens(&self) -> u64 {
         if self.shards_sequence() { self.tokens().div_ceil(self.tensor()) } else { self.tokens() }
     }
 

@@ -29,8 +29,8 @@ fn gpt3(global_batch: u32, pipeline: u32, nodes: u32) -> Plan {
 
 /// A plan at the detail of stages: the inner loop of a search for the best plan.
 fn stage_detail(plan: &Plan, parameters: &Parameters) -> f64 {
-    let (_, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
-    let schedule = plan.schedule(&plan.workload()).unwrap();
+    let (programs, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
+    let schedule = plan.schedule(&plan.workload(&programs, &parameters.memory_stack().unwrap())).unwrap();
     let mut engine = Engine::new(&schedule);
     engine.set_costs(&schedule, &cost);
     let timeline = engine.run(&Options::default());
@@ -40,15 +40,16 @@ fn stage_detail(plan: &Plan, parameters: &Parameters) -> f64 {
 
 fn segment_detail(plan: &Plan, parameters: &Parameters) -> f64 {
     let (programs, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
-    let schedule = plan.schedule(&plan.workload()).unwrap().segmented(&programs);
+    let schedule =
+        plan.schedule(&plan.workload(&programs, &parameters.memory_stack().unwrap())).unwrap().segmented(&programs);
     let mut engine = Engine::new(&schedule);
     engine.set_costs(&schedule, &cost);
     engine.run(&Options::default()).makespan()
 }
 
 fn full(plan: &Plan, parameters: &Parameters) -> f64 {
-    let (_, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
-    let schedule = plan.schedule(&plan.workload()).unwrap();
+    let (programs, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
+    let schedule = plan.schedule(&plan.workload(&programs, &parameters.memory_stack().unwrap())).unwrap();
     let mut engine = Engine::new(&schedule);
     engine.set_costs(&schedule, &cost);
     engine.replicated(&schedule, &plan.mesh).run(&Options::default()).makespan()

@@ -111,7 +111,11 @@ impl Costs {
         match self {
             Costs::Unit(_) => Workload::abstract_stages(plan.placement().stages()),
             Costs::Table(table) => workload_of(table, plan),
-            Costs::Analytic(_) => plan.workload(),
+            Costs::Analytic(stacks) => {
+                let stack = stacks.get(stack_name(plan)).and_then(Parameters::memory_stack);
+                let sized = plan.programs().zip(stack).map(|(programs, stack)| plan.workload(&programs, &stack));
+                sized.unwrap_or_else(|| Workload::abstract_stages(plan.placement().stages()))
+            }
         }
     }
 

@@ -33,17 +33,12 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()), ..Block::default() }
 }
 
-/// Rows of the vocabulary on one rank.
-fn vocabulary(cut: &Cut<'_>) -> u64 {
-    u64::from(cut.model.vocab_size).div_ceil(cut.tensor())
-}
-
 /// The final norm, the head and the loss. The maximum, the sum of exponentials and the target's logit of each token are
 /// reduced over the shards of the vocabulary. `own_weight` is false where it shares the embedding's on its stage.
 pub(super) fn head(cut: &Cut<'_>, own_weight: bool) -> Block {
     let (border, width, m) = (Border::new(cut), cut.width(), cut.tokens());
-    let linear = Linear::new(cut.hidden(), vocabulary(cut));
-    let logits = m.saturating_mul(vocabulary(cut));
+    let linear = Linear::new(cut.hidden(), cut.vocabulary());
+    let logits = m.saturating_mul(cut.vocabulary());
     let mut w = Writer::default();
     border.norm(&mut w, Phase::Forward);
     border.gather(&mut w, Phase::Forward, 1);

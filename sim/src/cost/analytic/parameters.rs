@@ -1,6 +1,7 @@
 //! What a software stack makes of a GPU and its links: a few fitted numbers, each with its source.
 
 use pipewright_ir::cluster::Sourced;
+use pipewright_ir::footprint::{MemoryParameters, memory_stack};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,9 @@ pub struct Parameters {
     pub description: String,
     /// The published measurements that the parameters were fitted on.
     pub fitted_on: String,
+    /// How it uses memory: one of [`MEMORY_STACKS`](pipewright_ir::footprint::MEMORY_STACKS). Default `megatron-core`.
+    #[serde(default = "megatron_core")]
+    pub memory: String,
     /// Share of the peak that a matrix multiplication of whole tiles sustains.
     pub gemm_efficiency: Sourced<f64>,
     /// Fixed part of a tile, in steps of the sum: prologue and epilogue.
@@ -72,6 +76,17 @@ pub struct Parameters {
     pub optimizer_bytes: Sourced<f64>,
     /// Fixed time of a step \[s\]: data loading, logging, synchronisation.
     pub step_overhead: Sourced<f64>,
+}
+
+fn megatron_core() -> String {
+    "megatron-core".to_owned()
+}
+
+impl Parameters {
+    /// How the stack uses memory; as Megatron-core does where its name is not known.
+    pub fn memory_stack(&self) -> Option<MemoryParameters> {
+        memory_stack(&self.memory).or_else(|| memory_stack(&megatron_core()))
+    }
 }
 
 macro_rules! stacks {
