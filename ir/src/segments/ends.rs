@@ -1,5 +1,6 @@
 //! The two ends of the model: the embedding, and the head with the loss, both split over the vocabulary.
 
+use super::accumulate;
 use super::kernel::{CollectiveKind, Kernel};
 use super::layer::{Border, Linear, elementwise, norm};
 use super::writer::Writer;
@@ -30,6 +31,11 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     }
     border.gather(&mut b, Phase::Weight, 1);
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
+    if !cut.setup.gradient_accumulation_fusion {
+        // The gradient of the whole shard: cleared, filled above, and added to the others.
+        let shard = vocabulary(cut).saturating_mul(cut.hidden());
+        b.compute(Phase::Weight, "embedding", [elementwise(shard * (width + accumulate::bytes(cut)), 2)]);
+    }
     let positions = if learned { u64::from(model.max_position_embeddings) * cut.hidden() } else { 0 };
     let norms = if model.embedding_norm { norm(model) } else { 0 };
     Block { forward: w.steps, backward: b.steps, parameters: vocabulary(cut) * cut.hidden() + positions + norms }

@@ -74,6 +74,8 @@ pub struct AnalyticCost {
     links: Links,
     mesh: Mesh,
     gpus_per_node: u32,
+    /// Whether messages between nodes are cut over the tensor-parallel ranks, which all have the same.
+    scatter_gather: bool,
     /// The norm of the gradients over all ranks.
     clip: f64,
 }
@@ -108,6 +110,7 @@ impl AnalyticCost {
         for layer in &facts.programs.layers {
             let [forward, backward] =
                 [&p.extra_forward_passes, &p.extra_backward_passes].map(|n| passes(n.value) + host);
+            let forward = forward + p.layer_overhead.value;
             let again = if layer.recompute == Recompute::Full { forward } else { 0.0 };
             for (step, more) in [(layer.forward, forward), (layer.backward, backward + again)] {
                 if let Some(time) = steps.get_mut(step as usize) {
@@ -122,6 +125,7 @@ impl AnalyticCost {
             links,
             mesh: *facts.mesh,
             gpus_per_node: facts.cluster.gpus_per_node(),
+            scatter_gather: p.scatter_gather && !facts.setup.megatron_sequence_parallel,
             clip: 0.0,
             steps,
         };
@@ -132,7 +136,7 @@ impl AnalyticCost {
 
     fn stage(&self, facts: &Facts<'_>, device: &Device, stage: &StageProgram) -> StageCost {
         let (p, replicas) = (facts.parameters, f64::from(facts.mesh.data.max(1)));
-        let overlap_cost = p.overlap_cost.value;
+        let (overlap_cost, chunk) = (p.overlap_cost.value, p.chunk_overhead.value);
         let alone = |list, counts: fn(Phase) -> bool| {
             let mut clocks = Clocks::default();
             fold::run(facts.programs, list, counts, &self.steps, overlap_cost, &mut clocks);
@@ -144,9 +148,9 @@ impl AnalyticCost {
         let optimizer = parameters / shards * p.optimizer_bytes.value;
         let cleared = parameters * facts.setup.gradient_dtype.bytes() as f64;
         StageCost {
-            forward: alone(&stage.forward, |_| true),
-            backward: alone(&stage.backward, |_| true),
-            input: alone(&stage.backward, |phase| phase != Phase::Weight),
+            forward: alone(&stage.forward, |_| true) + chunk,
+            backward: alone(&stage.backward, |_| true) + chunk,
+            input: alone(&stage.backward, |phase| phase != Phase::Weight) + chunk,
             weight: alone(&stage.backward, |phase| phase == Phase::Weight),
             reduce: self.reduction(facts, stage),
             optimizer: device.memory(optimizer + cleared) + p.step_overhead.value / facts.chunks.max(1.0),
@@ -221,7 +225,7 @@ impl CostModel for AnalyticCost {
                 if peer == task.rank.0 {
                     0.0
                 } else {
-                    2.0 * self.links.point_to_point(task.payload / 2, self.crosses(task.rank.0, peer))
+                    2.0 * self.links.point_to_point(task.payload / 2, self.crosses(task.rank.0, peer), &self.mesh)
                 }
             }
             // A copy engine sends beside compute: the hop is the message's latency.
@@ -231,6 +235,13 @@ impl CostModel for AnalyticCost {
 
     fn latency(&self, receive: &Task) -> f64 {
         let Some(peer) = receive.peer.filter(|_| receive.action.op.is_receive()) else { return 0.0 };
-        self.links.point_to_point(receive.payload, self.crosses(peer.0, receive.rank.0))
+        let crosses = self.crosses(peer.0, receive.rank.0);
+        let shards = u64::from(self.mesh.tensor.max(1));
+        if !(crosses && self.scatter_gather && shards > 1) {
+            return self.links.point_to_point(receive.payload, crosses, &self.mesh);
+        }
+        let gather = Collective { kind: CollectiveKind::AllGather, axis: Axis::Tensor, bytes: receive.payload };
+        self.links.point_to_point(receive.payload / shards, crosses, &self.mesh)
+            + self.links.collective(&gather, &self.mesh)
     }
 }

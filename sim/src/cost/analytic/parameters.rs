@@ -50,6 +50,14 @@ pub struct Parameters {
     pub extra_backward_passes: Sourced<f64>,
     /// Time on the host for each block and pass under ZeRO-3 \[s\].
     pub host_per_block: Sourced<f64>,
+    /// Time on the host for a layer's forward, and for its forward again under full recompute \[s\]: states of random
+    /// numbers, synchronisation.
+    #[serde(default = "none")]
+    pub layer_overhead: Sourced<f64>,
+    /// Time on the host for a stage's forward, and for its backward \[s\]: the schedule's own work. Stages only; the parts
+    /// of a stage do not have it.
+    #[serde(default = "none")]
+    pub chunk_overhead: Sourced<f64>,
     /// Bandwidth of collectives inside a node, of one GPU one way \[B/s\].
     pub intra_node_bandwidth: Sourced<f64>,
     /// Share of the network's bandwidth that collectives reach.
@@ -64,6 +72,10 @@ pub struct Parameters {
     pub ring_step_inter: Sourced<f64>,
     /// Fixed time of a message between stages \[s\].
     pub p2p_latency: Sourced<f64>,
+    /// Whether tensor-parallel ranks send a share of a stage's output each to another node and gather it there
+    /// (scatter-gather, Narayanan et al. 2021, section 4.1).
+    #[serde(default)]
+    pub scatter_gather: bool,
     /// Share of tensor-parallel messages that stays exposed where they overlap with matrix multiplications.
     pub tensor_exposed: Sourced<f64>,
     /// Share of hidden messages' time that they cost anyway: multiprocessors, memory and links that compute lacks.
@@ -72,6 +84,11 @@ pub struct Parameters {
     pub optimizer_bytes: Sourced<f64>,
     /// Fixed time of a step \[s\]: data loading, logging, synchronisation.
     pub step_overhead: Sourced<f64>,
+}
+
+/// What a stack has nothing of.
+fn none() -> Sourced<f64> {
+    Sourced { value: 0.0, source: "none".to_owned() }
 }
 
 macro_rules! stacks {
