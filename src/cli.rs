@@ -2,6 +2,7 @@
 //!
 //! One law: only this module prints, reads files and writes them. Results go to stdout, all else to stderr.
 
+mod accuracy;
 mod args;
 mod check;
 mod compare;
@@ -10,11 +11,13 @@ mod execute;
 pub(crate) mod exit;
 mod explain;
 mod failure;
+mod fit;
 mod list;
 mod load;
 mod locate;
 mod model;
 mod output;
+mod plan;
 mod predict;
 #[cfg(feature = "exec")]
 mod profile;
@@ -51,10 +54,13 @@ pub(crate) fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match &arguments.verb {
         Verb::Check(args) => check::run(args),
+        Verb::Plan(args) => plan::run(args),
         Verb::Show(args) => show::run(args),
         Verb::Simulate(args) => simulate::run(args),
         Verb::Compare(args) => compare::run(args),
         Verb::Explain(args) => explain::run(args),
+        Verb::Accuracy(args) => accuracy::run(args),
+        Verb::Fit(args) => fit::run(args),
         Verb::Model(args) => model::run(args),
         Verb::List(args) => list::run(args),
         Verb::Schema(args) => schema::run(args),

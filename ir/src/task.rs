@@ -59,7 +59,7 @@ impl Lane {
             Axis::Tensor => Lane::Tensor,
             Axis::Context => Lane::Context,
             Axis::Expert => Lane::Expert,
-            Axis::Data => Lane::Data,
+            Axis::Data | Axis::DataContext | Axis::ExpertData => Lane::Data,
             Axis::Pipeline => Lane::Collective,
         }
     }

@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 use crate::ids::LayerRange;
 use crate::mesh::Mesh;
 use crate::model::StagePart;
-use crate::segments::{Body, Collective, Cut, Kernel, Phase, Placed, Programs, StageProgram};
+use crate::segments::{Body, Collective, Cut, Kernel, Placed, Programs, StageProgram};
 use crate::unit_costs::{ChunkTimes, StageTimes};
 
 /// Share of the peak that large matrix multiplications reach.
@@ -27,19 +27,17 @@ pub(super) fn times(context: &Context<'_>, layers: &[LayerRange]) -> Option<Stag
     let last = layers.len().saturating_sub(1);
     let part = |(s, layers): (usize, &LayerRange)| StagePart { layers: *layers, embedding: s == 0, head: s == last };
     let parts: Vec<StagePart> = layers.iter().enumerate().map(part).collect();
-    let programs = Programs::new(&cut, &parts);
+    let programs = Programs::new(&cut, &parts, true);
     let speed = Speed::of(cluster, context);
     let stage = |stage: &StageProgram| {
-        let sum = |list: &[Placed], counts: fn(Phase) -> bool| speed.sum(&programs, list, counts);
-        ChunkTimes {
-            forward: sum(&stage.forward, |_| true),
-            backward_input: sum(&stage.backward, |phase| phase != Phase::Weight),
-            backward_weight: sum(&stage.backward, |phase| phase == Phase::Weight),
-        }
+        let [forward, backward_input, backward_weight] =
+            [&stage.forward, &stage.input, &stage.weight].map(|list| speed.sum(&programs, list));
+        ChunkTimes { forward, backward_input, backward_weight }
     };
+    // Between stages a device has one interface at most; inside a node other things than bandwidth hold a message up.
     let tokens = context.batch.microbatch_tokens() / u64::from(context.mesh.context.max(1));
     let message = tokens.saturating_mul(u64::from(model.hidden_size)).saturating_mul(context.setup.dtype.bytes());
-    let hop = message as f64 / speed.link;
+    let hop = message as f64 / cluster.hardware.inter_node.bandwidth.value;
     Some(StageTimes { stages: programs.stages.iter().map(stage).collect(), hop })
 }
 
@@ -63,15 +61,16 @@ impl Speed {
         }
     }
 
-    fn sum(&self, programs: &Programs, list: &[Placed], counts: fn(Phase) -> bool) -> f64 {
-        let steps = list.iter().filter_map(|placed| programs.step(placed.step)).filter(|step| counts(step.phase));
-        steps.map(|step| self.step(&step.body)).sum()
+    fn sum(&self, programs: &Programs, list: &[Placed]) -> f64 {
+        list.iter().map(|placed| self.step(programs, placed.step)).sum()
     }
 
-    fn step(&self, body: &Body) -> f64 {
-        match body {
-            Body::Compute(kernels) => kernels.iter().map(|kernel| self.kernel(kernel)).sum(),
-            Body::Communicate { collective, .. } => self.collective(collective),
+    fn step(&self, programs: &Programs, step: u32) -> f64 {
+        match programs.step(step).map(|step| &step.body) {
+            Some(Body::Compute(kernels)) => kernels.iter().map(|kernel| self.kernel(kernel)).sum(),
+            Some(Body::Run(steps)) => steps.iter().map(|step| self.step(programs, *step)).sum(),
+            Some(Body::Communicate { collective, .. }) => self.collective(collective),
+            None => 0.0,
         }
     }
 

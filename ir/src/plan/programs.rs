@@ -1,6 +1,7 @@
 //! What the stages of a plan do for a microbatch, and what they weigh.
 
 use super::Plan;
+use crate::action::Op;
 use crate::ids::Stage;
 use crate::model::StagePart;
 use crate::segments::{Cut, Programs, StageProgram};
@@ -29,10 +30,7 @@ impl Plan {
         let (Some(model), Some(programs)) = (&self.model, self.programs()) else {
             return Workload::abstract_stages(self.placement().stages());
         };
-        let width = self.setup.dtype.bytes();
-        let tokens = self.batch.microbatch_tokens().div_ceil(u64::from(self.mesh.context.max(1)));
-        let shards = if self.setup.megatron_sequence_parallel { u64::from(self.mesh.tensor.max(1)) } else { 1 };
-        let output = tokens.div_ceil(shards).saturating_mul(u64::from(model.hidden_size)).saturating_mul(width);
+        let (width, output) = (self.setup.dtype.bytes(), self.message_bytes());
         let stage = |(s, program): (usize, &StageProgram)| {
             let (stage, part) = (Stage::at(s), self.part(Stage::at(s)));
             let last = self.placement().is_last(stage);
@@ -42,8 +40,8 @@ impl Plan {
             StageWorkload {
                 layers: part.layers,
                 output: if last { 0 } else { output },
-                reduced: if self.mesh.data > 1 { gradients } else { 0 },
-                gathered: if self.mesh.data > 1 { program.parameters.saturating_mul(width) } else { 0 },
+                reduced: if self.mesh.replicas() > 1 { gradients } else { 0 },
+                gathered: if self.mesh.replicas() > 1 { program.parameters.saturating_mul(width) } else { 0 },
                 tied: if shares { embedding.saturating_mul(self.setup.gradient_dtype.bytes()) } else { 0 },
                 ..StageWorkload::default()
             }
@@ -51,8 +49,17 @@ impl Plan {
         Workload { rank_overhead: 0, stages: programs.stages.iter().enumerate().map(stage).collect() }
     }
 
+    /// The output of a stage, the message to the next one \[B\]; 0 without a model.
+    pub fn message_bytes(&self) -> u64 {
+        let hidden = self.model.as_ref().map_or(0, |model| u64::from(model.hidden_size));
+        let tokens = self.batch.microbatch_tokens().div_ceil(u64::from(self.mesh.context.max(1)));
+        let shards = if self.setup.megatron_sequence_parallel { u64::from(self.mesh.tensor.max(1)) } else { 1 };
+        tokens.div_ceil(shards).saturating_mul(hidden).saturating_mul(self.setup.dtype.bytes())
+    }
+
     /// What every stage does for a microbatch; `None` without a model or a sequence length.
     pub fn programs(&self) -> Option<Programs> {
-        Some(Programs::new(&self.cut()?, &self.parts()))
+        let split = self.order.has(|op| op == Op::BackwardWeight);
+        Some(Programs::new(&self.cut()?, &self.parts(), split))
     }
 }

@@ -67,3 +67,61 @@ fn ulysses_fault(context: u32, heads: u32, groups: u32, tensor: u32) -> Fault {
     let help = format!("use {CONTEXT} = {legal}; or {SEQUENCE_PARALLEL} = \"ring\", which shares out tokens only");
     Fault::new(CONTEXT, "parallel::ulysses", message, help)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Mesh;
+    use crate::scenario::Scenario;
+    use crate::setup::Setup;
+
+    /// The one fault of a model with `heads` and `groups` on a mesh, as `message / help`.
+    fn fault(heads: u32, groups: u32, mesh: Mesh, kind: SequenceParallel) -> Option<String> {
+        let model = ModelShape { num_query_groups: groups, ..ModelShape::gpt(1, heads * 64, heads, 512, 64) };
+        let scenario = Scenario::default();
+        let setup = Setup { sequence_parallel: kind, ..Setup::default() };
+        let facts = Facts { scenario: &scenario, mesh: &mesh, setup: &setup, cluster: None, model: Some(&model) };
+        let mut found = Vec::new();
+        faults(&facts, &model, &mut found);
+        assert!(found.len() < 2, "{found:?}");
+        found.first().map(|fault| format!("{}: {} / {}", fault.path, fault.message, fault.help))
+    }
+
+    fn tensor(tensor: u32) -> Mesh {
+        Mesh { tensor, ..Mesh::default() }
+    }
+
+    #[test]
+    fn a4d_28_heads_with_4_key_value_heads_do_not_go_over_8_ranks() {
+        let text = fault(28, 4, tensor(8), SequenceParallel::None).unwrap();
+        assert!(text.starts_with("parallel.tensor_model_parallel_size"), "{text}");
+        assert!(
+            text.contains("28 % 8 = 4") && text.contains("use 1, 2, 4;") && text.contains("28 with replication"),
+            "{text}"
+        );
+        for legal in [1, 2, 4, 28] {
+            assert_eq!(fault(28, 4, tensor(legal), SequenceParallel::None), None);
+        }
+        assert!(fault(28, 4, tensor(7), SequenceParallel::None).is_some(), "7 ranks cannot share 4 key-value heads");
+    }
+
+    #[test]
+    fn a4e_40_heads_with_10_key_value_heads_do_not_go_over_4_ranks() {
+        let text = fault(40, 10, tensor(4), SequenceParallel::None).unwrap();
+        assert!(text.contains("10 key-value heads: 10 % 4 = 2"), "{text}");
+        assert!(text.contains("use 1, 2, 5, 10;") && text.contains("20, 40 with replication"), "{text}");
+    }
+
+    #[test]
+    fn a4k_ulysses_over_16_ranks_does_not_share_out_40_heads() {
+        let mesh = |context, tensor| Mesh { context, tensor, ..Mesh::default() };
+        let text = fault(40, 8, mesh(16, 1), SequenceParallel::Ulysses).unwrap();
+        assert!(text.contains("40 % 16 = 8") && text.contains("context_parallel_size = 1, 2, 4, 8, 40;"), "{text}");
+        for legal in [1, 2, 4, 8, 40] {
+            assert_eq!(fault(40, 8, mesh(legal, 1), SequenceParallel::Ulysses), None);
+        }
+        assert_eq!(fault(40, 8, mesh(16, 1), SequenceParallel::Ring), None, "a ring shares out tokens only");
+        let text = fault(64, 8, mesh(16, 8), SequenceParallel::Ulysses).unwrap();
+        assert!(text.contains("8 heads and 1 key-value heads of each of 8"), "{text}");
+    }
+}

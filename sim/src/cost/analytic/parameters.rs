@@ -24,6 +24,10 @@ pub struct Parameters {
     pub tile_64: Sourced<f64>,
     /// How much of the idle part of the last wave is really lost, 0 to 1.
     pub wave_quantisation: Sourced<f64>,
+    /// How the compute and the memory time of a multiplication add: as `(c^n + m^n)^(1/n)`. 1 is the sum, many the longer of
+    /// the two.
+    #[serde(default = "euclidean")]
+    pub roofline_norm: Sourced<f64>,
     /// Share of the peak in the batched multiplications of unfused attention.
     pub batched_gemm_efficiency: Sourced<f64>,
     /// How much longer they take where a size is no multiple of 8.
@@ -48,7 +52,7 @@ pub struct Parameters {
     pub extra_forward_passes: Sourced<f64>,
     /// The same, backward.
     pub extra_backward_passes: Sourced<f64>,
-    /// Time on the host for each block and pass under ZeRO-3 \[s\].
+    /// Time on the host for each block and pass under ZeRO 2 and 3 \[s\].
     pub host_per_block: Sourced<f64>,
     /// Time on the host for a layer's forward, and for its forward again under full recompute \[s\]: states of random
     /// numbers, synchronisation.
@@ -91,6 +95,10 @@ fn none() -> Sourced<f64> {
     Sourced { value: 0.0, source: "none".to_owned() }
 }
 
+fn euclidean() -> Sourced<f64> {
+    Sourced { value: 2.0, source: "set: loads run beside multiplications, but not all of them".to_owned() }
+}
+
 macro_rules! stacks {
     ($($name:literal),* $(,)?) => {
         /// The stacks that pipewright knows: name and file.
@@ -98,7 +106,17 @@ macro_rules! stacks {
     };
 }
 
-stacks!("a100-megatron");
+stacks!(
+    "a100-fsdp",
+    "a100-megatron",
+    "a100-megatron-deepspeed",
+    "a100-vtrain",
+    "a100-zero-bubble",
+    "b200-megatron",
+    "h100-fsdp",
+    "h100-megatron",
+    "v100-megatron"
+);
 
 /// The parameters of a stack that pipewright knows; `None` for an unknown name.
 pub fn stack(name: &str) -> Option<Parameters> {
