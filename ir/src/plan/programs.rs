@@ -35,6 +35,14 @@ impl Plan {
         }
     }
 
+    /// The output of a stage, the message to the next one \[B\]; 0 without a model.
+    pub fn message_bytes(&self) -> u64 {
+        let hidden = self.model.as_ref().map_or(0, |model| u64::from(model.hidden_size));
+        let tokens = self.batch.microbatch_tokens().div_ceil(u64::from(self.mesh.context.max(1)));
+        let shards = if self.setup.megatron_sequence_parallel { u64::from(self.mesh.tensor.max(1)) } else { 1 };
+        tokens.div_ceil(shards).saturating_mul(hidden).saturating_mul(self.setup.dtype.bytes())
+    }
+
     /// What every stage does for a microbatch; `None` without a model or a sequence length.
     pub fn programs(&self) -> Option<Programs> {
         let split = self.order.has(|op| op == Op::BackwardWeight);

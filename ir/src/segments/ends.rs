@@ -1,5 +1,6 @@
 //! The two ends of the model: the embedding, and the head with the loss, both split over the vocabulary.
 
+use super::accumulate;
 use super::kernel::{CollectiveKind, Kernel};
 use super::layer::{Border, Linear, elementwise};
 use super::writer::Writer;
@@ -30,6 +31,11 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     }
     border.gather(&mut b, Phase::Weight, 1);
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
+    if !cut.setup.gradient_accumulation_fusion {
+        // The gradient of the whole shard: cleared, filled above, and added to the others.
+        let shard = cut.vocabulary().saturating_mul(cut.hidden());
+        b.compute(Phase::Weight, "embedding", [elementwise(shard * (width + accumulate::bytes(cut)), 2)]);
+    }
     Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()), ..Block::default() }
 }
 
