@@ -15,6 +15,7 @@ mod load;
 mod locate;
 mod model;
 mod output;
+mod plan;
 mod predict;
 #[cfg(feature = "exec")]
 mod profile;
@@ -51,6 +52,7 @@ pub(crate) fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match &arguments.verb {
         Verb::Check(args) => check::run(args),
+        Verb::Plan(args) => plan::run(args),
         Verb::Show(args) => show::run(args),
         Verb::Simulate(args) => simulate::run(args),
         Verb::Compare(args) => compare::run(args),

@@ -12,4 +12,5 @@ pub use pipewright_exec as exec;
 pub use pipewright_ir as ir;
 pub use pipewright_sim as sim;
 
+pub mod measurements;
 pub mod report;

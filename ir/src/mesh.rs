@@ -2,6 +2,10 @@
 //!
 //! One law: a device's number is that of its coordinates, the innermost axis first; nothing else computes one.
 
+mod groups;
+
+pub use groups::{Crossing, Group};
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +65,9 @@ impl Default for Mesh {
 }
 
 impl Mesh {
+    /// Most devices of a mesh that a plan may have.
+    pub const MAX_DEVICES: u64 = 1 << 20;
+
     /// Ranks along an axis.
     pub fn size(&self, axis: Axis) -> u32 {
         match axis {
@@ -72,9 +79,9 @@ impl Mesh {
         }
     }
 
-    /// Devices of the whole mesh.
+    /// Devices of the whole mesh, at most `u64::MAX`.
     pub fn devices(&self) -> u64 {
-        self.order.iter().map(|axis| u64::from(self.size(*axis))).product()
+        self.order.iter().map(|axis| u64::from(self.size(*axis))).fold(1, u64::saturating_mul)
     }
 
     /// How far apart, in device numbers, two neighbours on an axis are. Experts lie along the innermost of data and
@@ -84,6 +91,32 @@ impl Mesh {
             Axis::Expert => *self.order.iter().find(|a| matches!(a, Axis::Data | Axis::Context)).unwrap_or(&Axis::Data),
             axis => axis,
         };
-        self.order.iter().take_while(|a| **a != axis).map(|a| u64::from(self.size(*a))).product()
+        self.order.iter().take_while(|a| **a != axis).map(|a| u64::from(self.size(*a))).fold(1, u64::saturating_mul)
+    }
+
+    /// Where a device stands on an axis of the mesh; on the expert axis, which share of the experts it holds.
+    pub fn coordinate(&self, device: u64, axis: Axis) -> u32 {
+        let coordinate = match axis {
+            Axis::Expert => self.data_context(device) % u64::from(self.expert.max(1)),
+            axis => device / self.stride(axis) % u64::from(self.size(axis).max(1)),
+        };
+        u32::try_from(coordinate).unwrap_or(u32::MAX)
+    }
+
+    /// The device at these coordinates, one for each axis of the mesh.
+    pub fn device(&self, coordinate: impl Fn(Axis) -> u32) -> u64 {
+        self.order.iter().map(|axis| u64::from(coordinate(*axis)) * self.stride(*axis)).sum()
+    }
+
+    /// The number of a device among those that data and context parallelism give other tokens of the same layers.
+    fn data_context(&self, device: u64) -> u64 {
+        let axes = self.order.iter().filter(|axis| matches!(axis, Axis::Data | Axis::Context));
+        let mut number = 0;
+        let mut step = 1;
+        for axis in axes {
+            number += u64::from(self.coordinate(device, *axis)) * step;
+            step *= u64::from(self.size(*axis));
+        }
+        number
     }
 }

@@ -5,25 +5,32 @@
 mod batch;
 mod custom;
 mod layout;
+mod mesh;
+mod model;
+mod parallel;
+mod programs;
+mod setup;
 mod unit_faults;
 
 pub use batch::Batch;
 pub use custom::Source;
 pub use layout::even_layout;
+pub use model::model_shape;
 
 use crate::action::Op;
+use crate::cluster::Cluster;
 use crate::cost_table::CostTable;
 use crate::fault::Fault;
 use crate::ids::{LayerRange, Stage};
+use crate::mesh::Mesh;
 use crate::model::{ModelShape, StagePart};
 use crate::order::PipelineOrder;
 use crate::passes;
 use crate::placement::Placement;
-use crate::scenario::{
-    Attention, Dtype, Model, OptimizerName, PerRank, Recompute, Scenario, ScheduleEntry, SequenceParallel,
-};
+use crate::scenario::{OptimizerName, PerRank, Scenario, ScheduleEntry};
 use crate::schedule::{Draft, Schedule};
 use crate::schedules::{self, Chunks, Family, ScheduleParams};
+use crate::setup::Setup;
 use crate::spec::Violation;
 use crate::unit_costs::{StageTimes, UnitCosts};
 use crate::workload::Workload;
@@ -45,6 +52,12 @@ pub struct Plan {
     pub max_activations: Option<Vec<f64>>,
     /// The batch.
     pub batch: Batch,
+    /// The devices: sizes and order of the axes.
+    pub mesh: Mesh,
+    /// How it is trained, beside shape and batch.
+    pub setup: Setup,
+    /// The cluster, where the scenario has one.
+    pub cluster: Option<Cluster>,
     /// The model, where the scenario has one.
     pub model: Option<ModelShape>,
     /// Layers of each stage; empty without a model.
@@ -87,11 +100,22 @@ impl Plan {
         if !order.has(|op| op == Op::ReduceGrad) {
             order = passes::add_gradient_reduction(order);
         }
+        // ZeRO-3 scatters gradients in every backward and gathers weights in every forward.
+        let replicas = self.mesh.data > 1 && self.setup.zero_stage < 3;
+        if replicas && !order.has(|op| op == Op::ReduceData) {
+            order = passes::add_data_reduction(order);
+        }
         if self.reduces_tied_embedding() && !order.has(|op| op == Op::ReduceTied) {
             order = passes::add_tied_reduction(order);
         }
+        if self.setup.clip_grad.is_some() && !order.has(|op| op == Op::ClipGrad) {
+            order = passes::add_gradient_clipping(order);
+        }
         if !order.has(|op| op == Op::OptimizerStep) {
             order = passes::add_optimizer_step(order);
+        }
+        if replicas && self.setup.zero_stage > 0 && !order.has(|op| op == Op::GatherParam) {
+            order = passes::add_parameter_gather(order);
         }
         order
     }
@@ -129,16 +153,23 @@ pub fn resolve(scenario: &Scenario, read: &dyn Fn(&str) -> Result<String, String
         let message = format!("a name has 1 to 100 characters and no control characters; this one has {name_length}");
         faults.push(Fault::new("name", "scenario::name", message, "it is used in titles and as the name of a folder"));
     }
-    if let Some(stage) = scenario.parallel.zero_stage.filter(|stage| *stage > 3) {
-        let message = format!("there is no ZeRO stage {stage}");
-        faults.push(Fault::new("parallel.zero_stage", "scenario::zero-stage", message, "use 0, 1, 2 or 3"));
-    }
     let ranks = scenario.parallel.pipeline_model_parallel_size.unwrap_or(1);
-    let batch = batch::resolve(scenario, &mut faults);
-    let model = scenario.model.as_ref().and_then(|m| resolve_model(m, scenario, &mut faults));
+    let mut mesh_faults = Vec::new();
+    let (mesh, cluster) = mesh::resolve(scenario, read, &mut mesh_faults);
+    let setup = setup::resolve(scenario, cluster.as_ref(), &mesh, &mut mesh_faults);
+    let mut batch_faults = Vec::new();
+    let batch = batch::resolve(scenario, mesh.data, &mut batch_faults);
+    if !mesh_faults.is_empty() && scenario.parallel.data_parallel_size.is_none() {
+        // The number of replicas is not known; what it does not divide would be an echo.
+        batch_faults.retain(|fault| fault.code != batch::DIVIDE);
+    }
+    faults.extend(mesh_faults.into_iter().chain(batch_faults));
+    let model = scenario.model.as_ref().and_then(|m| model::resolve(m, scenario, read, &mut faults));
     let mut plans = Vec::new();
+    let (cluster, model) = (cluster.as_ref(), model.as_ref());
+    let context = Context { scenario, ranks, batch, mesh: &mesh, setup: &setup, cluster, model, read };
+    faults.extend(parallel::faults(&context.facts()));
     for (i, entry) in scenario.schedules.iter().enumerate() {
-        let context = Context { scenario, ranks, batch, model: model.as_ref(), read };
         match resolve_entry(&context, i, entry) {
             Ok(plan) => {
                 unit_faults::check_stages(scenario, &plan, &mut faults);
@@ -162,8 +193,18 @@ struct Context<'a> {
     scenario: &'a Scenario,
     ranks: u32,
     batch: Batch,
+    mesh: &'a Mesh,
+    setup: &'a Setup,
+    cluster: Option<&'a Cluster>,
     model: Option<&'a ModelShape>,
     read: &'a dyn Fn(&str) -> Result<String, String>,
+}
+
+impl<'a> Context<'a> {
+    fn facts(&self) -> parallel::Facts<'a> {
+        let Context { scenario, mesh, setup, cluster, model, .. } = *self;
+        parallel::Facts { scenario, mesh, setup, cluster, model }
+    }
 }
 
 fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Result<Plan, Vec<Fault>> {
@@ -200,7 +241,7 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         };
         let order = family
             .order(&params)
-            .map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry)).collect::<Vec<_>>())?;
+            .map_err(|found| found.into_iter().map(|f| relocate(f, &at, entry, context)).collect::<Vec<_>>())?;
         (plan_name(family, entry, chunks), family.name.to_owned(), chunks, order)
     };
     let all_microbatches = context.batch.microbatches.saturating_mul(context.batch.rounds);
@@ -212,6 +253,7 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         let message = format!("{actions} actions are more than {MAX_ACTIONS}, the most of one step");
         too_large.push(Fault::new(&at, "schedule::size", message, "use fewer accumulation rounds"));
     }
+    too_large.extend(parallel::recompute_fault(context.setup, stages));
     if !too_large.is_empty() {
         return Err(too_large);
     }
@@ -225,14 +267,36 @@ fn resolve_entry(context: &Context<'_>, i: usize, entry: &ScheduleEntry) -> Resu
         // An order of one's own may put any number of stages on a rank.
         Some(model) => {
             let chunks = if family == "custom" { 1 } else { chunks };
-            layout::resolve(model, parallel, &at, entry, order.placement.stages(), chunks)?
+            layout::resolve(&layout_request(context, model, order.placement.stages(), chunks), &at, entry)?
         }
         None => Vec::new(),
     };
     told.extend(warnings(context, &family, &order, chunks));
     let (batch, model, job) = (context.batch, context.model.cloned(), job(context));
+    let (mesh, setup, cluster) = (*context.mesh, context.setup.clone(), context.cluster.cloned());
     let max_activations = entry.max_activations.as_ref().map(|limit| limit.each(context.ranks));
-    Ok(Plan { name, family, chunks, order, source, max_activations, batch, model, layers, job, warnings: told })
+    let warnings = told;
+    Ok(Plan {
+        name,
+        family,
+        chunks,
+        order,
+        source,
+        max_activations,
+        batch,
+        mesh,
+        setup,
+        cluster,
+        model,
+        layers,
+        job,
+        warnings,
+    })
+}
+
+fn layout_request<'a>(context: &Context<'a>, model: &'a ModelShape, stages: u32, chunks: u32) -> layout::Request<'a> {
+    let parallel = &context.scenario.parallel;
+    layout::Request { model, parallel, stages, chunks, seq_length: context.batch.seq_length }
 }
 
 /// Most actions of one step that are accepted: some eight for each (stage, microbatch).
@@ -247,21 +311,7 @@ fn job(context: &Context<'_>) -> String {
         Some((OptimizerName::Sgd, true)) => "SGD with momentum",
         Some((OptimizerName::Adamw, _)) | None => "AdamW",
     };
-    let model = context.model.map_or_else(
-        || "no model".to_owned(),
-        |m| {
-            let head = if m.untie_embeddings_and_output_weights { "untied" } else { "tied" };
-            format!(
-                "GPT of {} layers, hidden {}, {} heads, ffn {}, vocabulary {}, {} positions, {head} head",
-                m.num_layers,
-                m.hidden_size,
-                m.num_attention_heads,
-                m.ffn_hidden_size,
-                m.vocab_size,
-                m.max_position_embeddings
-            )
-        },
-    );
+    let model = context.model.map_or_else(|| "no model".to_owned(), ModelShape::describe);
     format!("{model}; microbatch of {micro_batch_size} x {seq_length} tokens, fp32, {optimizer}")
 }
 
@@ -295,15 +345,29 @@ fn times(context: &Context<'_>, at: &str, entry: &ScheduleEntry, chunks: u32) ->
     let measured = || {
         let text = (context.read)(costs.file.as_deref()?).ok()?;
         let table: CostTable = serde_json::from_str(&text).ok()?;
-        let layers = layout::resolve(context.model?, &context.scenario.parallel, at, entry, stages, chunks).ok()?;
+        let layers = layout::resolve(&layout_request(context, context.model?, stages, chunks), at, entry).ok()?;
         StageTimes::measured(&table, &layers)
     };
     measured()
         .unwrap_or_else(|| StageTimes::of(&UnitCosts::from(costs), context.ranks, stages.min(schedules::MAX_STAGES)))
 }
 
-/// A fault of a knob that this entry overrides is a fault of the entry.
-fn relocate(mut fault: Fault, at: &str, entry: &ScheduleEntry) -> Fault {
+/// A fault of a knob that this entry overrides is a fault of the entry; one of a number that was worked out from others
+/// is a fault of those.
+fn relocate(mut fault: Fault, at: &str, entry: &ScheduleEntry, context: &Context<'_>) -> Fault {
+    let training = &context.scenario.training;
+    if fault.path == schedules::MICROBATCHES
+        && training.num_microbatches.is_none()
+        && let Some(global) = training.global_batch_size
+    {
+        let Batch { micro_batch_size: micro, microbatches: m, .. } = context.batch;
+        let data = context.mesh.data;
+        fault.path = batch::GLOBAL.to_owned();
+        fault.message.push_str(&format!(
+            "; m = global_batch_size {global} / (micro_batch_size {micro} * data_parallel_size {data}) = {m}"
+        ));
+        fault.help.push_str(&format!("; global_batch_size is m * {}", u64::from(micro) * u64::from(data)));
+    }
     let own = match fault.path.as_str() {
         schedules::CHUNKS => entry.virtual_pipeline_model_parallel_size.map(|_| "virtual_pipeline_model_parallel_size"),
         knob @ (schedules::GROUP | schedules::SLICES | schedules::LIMIT) => Some(knob),
@@ -319,59 +383,6 @@ fn unknown_family(at: &str, name: &str) -> Fault {
     let known: Vec<&str> = schedules::FAMILIES.iter().map(|f| f.name).chain(["custom"]).collect();
     let message = format!("`{name}` is not a schedule of this version");
     Fault::new(at, "schedule::unknown", message, format!("known are {}", known.join(", ")))
-}
-
-fn resolve_model(model: &Model, scenario: &Scenario, faults: &mut Vec<Fault>) -> Option<ModelShape> {
-    let before = faults.len();
-    let mut at_least_one = |value: u32, key: &str| {
-        if value == 0 {
-            let path = format!("model.{key}");
-            faults.push(Fault::new(&path, "model::zero", format!("{path} is 0"), "use 1 or more"));
-        }
-    };
-    let hidden = model.hidden_size;
-    let ffn = model.ffn_hidden_size.unwrap_or(hidden.saturating_mul(4));
-    let vocab = model.vocab_size.unwrap_or(256);
-    let positions = model.max_position_embeddings.or(scenario.training.seq_length);
-    for (value, key) in [
-        (model.num_layers, "num_layers"),
-        (hidden, "hidden_size"),
-        (model.num_attention_heads, "num_attention_heads"),
-        (model.ffn_hidden_size.unwrap_or(1), "ffn_hidden_size"),
-        (vocab, "vocab_size"),
-    ] {
-        at_least_one(value, key);
-    }
-    for (value, most, path) in [
-        (model.num_layers, 100_000, "model.num_layers"),
-        (hidden, 1 << 20, "model.hidden_size"),
-        (ffn, 1 << 23, "model.ffn_hidden_size"),
-        (vocab, 1 << 24, "model.vocab_size"),
-        (scenario.training.seq_length.unwrap_or(1), 1 << 26, "training.seq_length"),
-    ] {
-        if value > most {
-            let message = format!("{path} is {value}; more than {most} is taken for a slip");
-            faults.push(Fault::new(path, "model::size", message, format!("use {most} or less")));
-        }
-    }
-    if let Some(rest) = hidden.checked_rem(model.num_attention_heads).filter(|rest| *rest != 0) {
-        let heads = model.num_attention_heads;
-        let message = format!("{heads} attention heads do not divide the hidden size: {hidden} % {heads} = {rest}");
-        let legal: Vec<String> = nearest_divisors(hidden, heads).iter().map(u32::to_string).collect();
-        let help = format!("use {} heads", legal.join(" or "));
-        faults.push(Fault::new("model.num_attention_heads", "model::heads", message, help));
-    }
-    let seq = scenario.training.seq_length.unwrap_or(0);
-    if let Some(positions) = positions.filter(|positions| *positions < seq) {
-        let message = format!("sequences of {seq} tokens do not fit in {positions} learned positions");
-        let help = format!("use training.seq_length = {positions}, or raise model.max_position_embeddings");
-        faults.push(Fault::new("model.max_position_embeddings", "model::positions", message, help));
-    }
-    (faults.len() == before).then(|| ModelShape {
-        ffn_hidden_size: ffn,
-        untie_embeddings_and_output_weights: model.untie_embeddings_and_output_weights.unwrap_or(false),
-        ..ModelShape::gpt(model.num_layers, hidden, model.num_attention_heads, vocab, positions.unwrap_or(1))
-    })
 }
 
 /// The divisors of `n` next to `near`: the largest below it and the smallest above.
@@ -401,36 +412,6 @@ fn warnings(context: &Context<'_>, family: &str, order: &PipelineOrder, chunks: 
         };
         warnings.push(format!("{m} microbatches do not fill {ranks} ranks{idle}; use {enough} or more"));
     }
-    let (parallel, training) = (&context.scenario.parallel, &context.scenario.training);
-    if parallel.zero_stage.is_some_and(|stage| stage >= 2) && ranks > 1 {
-        warnings.push(
-            "ZeRO 2 and 3 shard gradients that a pipeline accumulates over all its microbatches: each would have to be \
-             reduced and gathered again for every microbatch; use ZeRO 1 with pipeline parallelism"
-                .to_owned(),
-        );
-    }
-    let ignored = [
-        (parallel.zero_stage.is_some_and(|stage| stage > 0), "parallel.zero_stage"),
-        (parallel.sequence_parallel.is_some_and(|kind| kind != SequenceParallel::None), "parallel.sequence_parallel"),
-        (parallel.order.is_some(), "parallel.order"),
-        (training.dtype.is_some_and(|dtype| dtype != Dtype::Fp32), "training.dtype"),
-        (training.recompute.is_some_and(|recompute| recompute != Recompute::None), "training.recompute"),
-        (training.attention.is_some_and(|attention| attention != Attention::Standard), "training.attention"),
-    ];
-    for (_, knob) in ignored.iter().filter(|(set, _)| *set) {
-        warnings.push(format!("{knob} is not modelled in this version and changes nothing here"));
-    }
-    for (size, what) in [
-        (parallel.tensor_model_parallel_size, "tensor parallelism"),
-        (parallel.data_parallel_size, "data parallelism"),
-        (parallel.context_parallel_size, "context parallelism"),
-    ] {
-        if let Some(size) = size.filter(|size| *size > 1) {
-            warnings.push(format!(
-                "{what} over {size} ranks shapes the batch, but its communication is not modelled in this version: one \
-                 pipeline is shown"
-            ));
-        }
-    }
+    warnings.extend(parallel::warnings(&context.facts(), &context.batch, ranks));
     warnings
 }

@@ -2,9 +2,21 @@
 //!
 //! One law: nothing is decided here. [`plan`](crate::plan) resolves defaults, checks and combines.
 
+mod cluster;
 mod entry;
+mod layout;
+mod model;
+mod one_or_many;
+mod parallel;
+mod training;
 
+pub use cluster::ClusterChoice;
 pub use entry::{PerRank, ScheduleEntry};
+pub use layout::Layout;
+pub use model::Model;
+pub use one_or_many::OneOrMany;
+pub use parallel::{Parallel, SequenceParallel};
+pub use training::{Attention, Dtype, Recompute, Training};
 
 use crate::spec::Semantics;
 use schemars::JsonSchema;
@@ -25,6 +37,8 @@ pub struct Scenario {
     pub costs: Option<Costs>,
     /// The model to train.
     pub model: Option<Model>,
+    /// The GPUs to train on. With it the plan is checked and predicted for them; without it nothing is known of devices.
+    pub cluster: Option<ClusterChoice>,
     /// How the work is split.
     #[serde(default)]
     pub parallel: Parallel,
@@ -45,6 +59,8 @@ pub enum CostModelName {
     Unit,
     /// A file written by `profile`.
     Table,
+    /// From the model, the cluster and what is known of its software stack.
+    Analytic,
 }
 
 /// Where task costs come from.
@@ -98,120 +114,6 @@ impl Overlap {
             Overlap::Overlapped => "overlapped",
         }
     }
-}
-
-/// The shape of a GPT, with Megatron's names.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Model {
-    /// Transformer layers.
-    pub num_layers: u32,
-    /// Hidden size.
-    pub hidden_size: u32,
-    /// Attention heads; divides the hidden size.
-    pub num_attention_heads: u32,
-    /// Inner size of the MLP. Default 4 times the hidden size.
-    pub ffn_hidden_size: Option<u32>,
-    /// Vocabulary. Default 256: bytes.
-    pub vocab_size: Option<u32>,
-    /// Longest sequence. Default: the sequence length of the training.
-    pub max_position_embeddings: Option<u32>,
-    /// Whether the output head has a weight of its own. Default false: it shares the token embedding.
-    pub untie_embeddings_and_output_weights: Option<bool>,
-}
-
-/// The kinds of sequence parallelism.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum SequenceParallel {
-    /// None.
-    #[default]
-    None,
-    /// Megatron's, on the tensor-parallel ranks.
-    Megatron,
-    /// Ring self-attention.
-    Ring,
-    /// DeepSpeed-Ulysses.
-    Ulysses,
-}
-
-/// How the work is split, with Megatron's names. What is left out is 1, or off.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Parallel {
-    /// Tensor-parallel size.
-    pub tensor_model_parallel_size: Option<u32>,
-    /// Pipeline ranks `p`.
-    pub pipeline_model_parallel_size: Option<u32>,
-    /// Chunks a rank `v`, for the schedules that interleave.
-    pub virtual_pipeline_model_parallel_size: Option<u32>,
-    /// Data-parallel replicas.
-    pub data_parallel_size: Option<u32>,
-    /// Context-parallel size.
-    pub context_parallel_size: Option<u32>,
-    /// Kind of sequence parallelism.
-    pub sequence_parallel: Option<SequenceParallel>,
-    /// ZeRO stage, 0 to 3.
-    pub zero_stage: Option<u32>,
-    /// Layers of each stage, `[8, 8, 7, 7]`; must sum to the model's layers. Default: as even as can be.
-    pub layout: Option<Vec<u32>>,
-    /// Order of the mesh axes, innermost first.
-    pub order: Option<String>,
-}
-
-/// Number formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Dtype {
-    /// 32-bit floats.
-    Fp32,
-    /// 16-bit brain floats.
-    Bf16,
-    /// 16-bit floats.
-    Fp16,
-}
-
-/// What backward computes again instead of keeping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// Core attention.
-    Selective,
-    /// Whole layers.
-    Full,
-}
-
-/// How attention is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Attention {
-    /// Block by block, without the `s x s` matrix.
-    Flash,
-    /// With the `s x s` matrix.
-    Standard,
-}
-
-/// The batch and its numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Training {
-    /// Sequences of one optimizer step over all replicas.
-    pub global_batch_size: Option<u32>,
-    /// Sequences of one microbatch. Default 1.
-    pub micro_batch_size: Option<u32>,
-    /// Microbatches `m` of one pass of the pipeline. Default: global batch / (microbatch, replicas). When the global
-    /// batch holds a multiple of it, that many passes accumulate gradients before the optimizer step.
-    pub num_microbatches: Option<u32>,
-    /// Tokens of one sequence.
-    pub seq_length: Option<u32>,
-    /// Number format.
-    pub dtype: Option<Dtype>,
-    /// What backward computes again.
-    pub recompute: Option<Recompute>,
-    /// How attention is computed.
-    pub attention: Option<Attention>,
 }
 
 /// Devices of the executor.

@@ -13,14 +13,15 @@ mod kernel;
 mod layer;
 mod mlp;
 mod program;
+mod runs;
 mod writer;
 
 pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
 pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
 
 use crate::mesh::Mesh;
-use crate::model::ModelShape;
-use crate::scenario::{Recompute, SequenceParallel};
+use crate::model::{ModelShape, Weight};
+use crate::scenario::Recompute;
 use crate::setup::Setup;
 use crate::task::Work;
 
@@ -42,6 +43,8 @@ pub enum Phase {
 pub enum Body {
     /// Kernels, one after another.
     Compute(Vec<Kernel>),
+    /// Other steps of the table, one after another: a segment that goes over the borders of layers.
+    Run(Vec<u32>),
     /// A message over an axis of the mesh. It starts when the compute step before it has ended.
     Communicate {
         /// What is sent.
@@ -63,21 +66,22 @@ pub struct Step {
 }
 
 impl Step {
-    /// How much it computes: floating-point operations without regard to masks, and bytes of memory read and written.
+    /// How much its own kernels compute: floating-point operations without regard to masks, and bytes of memory read and
+    /// written. For a step of a table, a run of others included, ask [`Programs::work`].
     pub fn work(&self) -> Work {
         match &self.body {
             Body::Compute(kernels) => kernels.iter().fold(Work::default(), |sum, kernel| Work {
                 flops: sum.flops + kernel.flops(),
                 bytes: sum.bytes + kernel.bytes(),
             }),
-            Body::Communicate { .. } => Work::default(),
+            Body::Run(_) | Body::Communicate { .. } => Work::default(),
         }
     }
 
     /// The message, if it is one.
     pub fn collective(&self) -> Option<Collective> {
         match &self.body {
-            Body::Compute(_) => None,
+            Body::Compute(_) | Body::Run(_) => None,
             Body::Communicate { collective, .. } => Some(*collective),
         }
     }
@@ -92,8 +96,6 @@ pub struct Block {
     pub backward: Vec<Step>,
     /// Its parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
-    /// Those of them that are of experts, which other ranks hold copies of than of the rest.
-    pub expert_parameters: u64,
 }
 
 /// What the blocks of a plan are cut from.
@@ -145,8 +147,7 @@ impl Cut<'_> {
     }
 
     pub(crate) fn shards_sequence(&self) -> bool {
-        let megatron = self.setup.megatron_sequence_parallel;
-        (megatron || self.setup.sequence_parallel == SequenceParallel::Megatron) && self.tensor() > 1
+        self.setup.megatron_sequence_parallel && self.tensor() > 1
     }
 
     /// The block of a transformer layer: `experts` for a layer with a mixture of experts.
@@ -159,8 +160,13 @@ impl Cut<'_> {
         ends::embedding(self)
     }
 
-    /// The block of the head and the loss.
-    pub fn head(&self) -> Block {
-        ends::head(self)
+    /// The block of the head and the loss; `own_weight` is false where the head shares the embedding's on its stage.
+    pub fn head(&self, own_weight: bool) -> Block {
+        ends::head(self, own_weight)
+    }
+
+    /// Parameters of weights on one rank.
+    pub(crate) fn sum(&self, weights: &[Weight]) -> u64 {
+        weights.iter().map(|w| w.rank_elements(self.mesh.tensor, self.mesh.expert)).fold(0, u64::saturating_add)
     }
 }

@@ -34,9 +34,6 @@ pub struct Setup {
     pub tp_comm_overlap: bool,
     /// Whether messages between stages go beside compute.
     pub overlap_p2p: bool,
-    /// Ring attention: whether a rank holds an early and a late run of tokens, so that the causal mask leaves every rank as
-    /// much to do. Otherwise a rank holds one run, and the last one computes most.
-    pub zigzag: bool,
     /// Whether the loss is one kernel that keeps no fp32 copy of the logits.
     pub cross_entropy_fusion: bool,
 }
@@ -57,7 +54,6 @@ impl Default for Setup {
             overlap_param_gather: false,
             tp_comm_overlap: false,
             overlap_p2p: true,
-            zigzag: true,
             cross_entropy_fusion: false,
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Verb {
     /// Report every violation of the rules that a schedule must keep
     Check(CheckArgs),
+    /// Say whether a plan is legal, with every fault, and what it comes to: devices, groups, layers, batch
+    Plan(PlanArgs),
     /// Print the order of a schedule, one line a rank
     Show(ShowArgs),
     /// Predict time, bubble, memory and messages of each schedule
@@ -48,7 +50,7 @@ pub(crate) enum Verb {
     /// Measure what each task costs on this machine
     #[cfg(feature = "exec")]
     Profile(ProfileArgs),
-    /// Count the parameters of the model and of each stage
+    /// Count parameters and FLOPs of a scenario's model, stages and ranks, or of a Hugging Face config.json
     Model(ModelArgs),
     /// List the schedules with their papers and formulas
     List(ListArgs),
@@ -170,6 +172,15 @@ pub(crate) struct CheckArgs {
 }
 
 #[derive(Args)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// Print JSON; where the plan is refused, all its faults
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     pub(crate) source: Source,
@@ -213,6 +224,8 @@ pub(crate) enum SchemaOf {
     Scenario,
     /// What `show --format json` writes, and a custom schedule may be read from
     Schedule,
+    /// A cluster of one's own
+    Cluster,
 }
 
 #[derive(Args)]

@@ -54,14 +54,18 @@ impl Job {
                 "use 1 or more",
             ));
         }
-        refuse_unsupported(loaded)?;
         let Some(plan) = loaded.plans.first() else {
             return Err(Failure::Usage { message: "no schedule is named".to_owned(), help: String::new() });
         };
+        refuse_unsupported(loaded, plan)?;
         let Some(shape) = plan.model.clone() else {
             let help = "for example \"model\": { \"num_layers\": 8, \"hidden_size\": 256, \"num_attention_heads\": 8 }";
             return Err(loaded.fault("execute", "execute::model", "there is no model to execute".to_owned(), help));
         };
+        if let Some(what) = shape.unlike_gpt() {
+            let message = format!("the executor trains GPT-2's kind of model only, and this one has {what}");
+            return Err(loaded.fault("model", "execute::model", message, "only simulate it"));
+        }
         if shape.vocab_size < BYTE_VOCAB {
             let message = format!("a vocabulary of {} cannot hold the {BYTE_VOCAB} bytes of a text", shape.vocab_size);
             return Err(loaded.fault("model.vocab_size", "execute::vocabulary", message, "use 256 or more"));
@@ -268,40 +272,39 @@ fn profile_failed(error: &dyn std::fmt::Display) -> Failure {
     Failure::Execution(format!("the profile failed: {error}"))
 }
 
-/// Knobs of the scenario that this version predicts or plans but cannot execute.
-fn refuse_unsupported(loaded: &Loaded) -> Result<(), Failure> {
-    let (parallel, training) = (&loaded.scenario.parallel, &loaded.scenario.training);
-    let more = |size: Option<u32>| size.is_some_and(|size| size > 1);
+/// What the executor cannot do yet is refused, whether the scenario asks for it or a default does.
+fn refuse_unsupported(loaded: &Loaded, plan: &Plan) -> Result<(), Failure> {
+    let Plan { mesh, setup, .. } = plan;
     let unsupported = [
-        (more(parallel.tensor_model_parallel_size), "parallel.tensor_model_parallel_size", "tensor parallelism", "1"),
-        (more(parallel.data_parallel_size), "parallel.data_parallel_size", "data parallelism", "1"),
-        (more(parallel.context_parallel_size), "parallel.context_parallel_size", "context parallelism", "1"),
+        (mesh.tensor > 1, "parallel.tensor_model_parallel_size", "tensor parallelism", "1"),
+        (mesh.data > 1, "parallel.data_parallel_size", "data parallelism", "1"),
+        (mesh.context > 1, "parallel.context_parallel_size", "context parallelism", "1"),
+        (mesh.expert > 1, "parallel.expert_model_parallel_size", "expert parallelism", "1"),
         (
-            parallel.sequence_parallel.is_some_and(|kind| kind != SequenceParallel::None),
+            setup.sequence_parallel != SequenceParallel::None,
             "parallel.sequence_parallel",
             "sequence parallelism",
             "\"none\"",
         ),
-        (parallel.zero_stage.is_some_and(|stage| stage > 0), "parallel.zero_stage", "ZeRO", "0"),
-        (training.dtype.is_some_and(|dtype| dtype != Dtype::Fp32), "training.dtype", "16-bit training", "\"fp32\""),
+        (setup.zero_stage > 0, "parallel.zero_stage", "ZeRO", "0"),
+        (setup.dtype != Dtype::Fp32, "training.dtype", "16-bit training", "\"fp32\""),
+        (setup.gradient_dtype != Dtype::Fp32, "training.gradient_dtype", "16-bit gradients", "\"fp32\""),
+        (setup.attention != Attention::Standard, "training.attention", "flash attention", "\"standard\""),
         (
-            training.attention.is_some_and(|attention| attention != Attention::Standard),
-            "training.attention",
-            "flash attention",
-            "\"standard\"",
-        ),
-        (
-            training.recompute.is_some_and(|recompute| recompute != Recompute::None),
+            setup.recompute.iter().any(|recompute| *recompute != Recompute::None),
             "training.recompute",
             "recomputation",
             "\"none\"",
         ),
+        (setup.dropout, "training.dropout", "dropout", "false"),
+        (setup.clip_grad.is_some(), "training.clip_grad", "gradient clipping", "0"),
     ];
     match unsupported.into_iter().find(|(wanted, ..)| *wanted) {
         None => Ok(()),
         Some((_, path, what, use_instead)) => {
             let message = format!("{what} cannot be executed by this version");
-            Err(loaded.fault(path, "execute::unsupported", message, format!("use {use_instead}, or only simulate")))
+            let help = format!("use {path} = {use_instead}, or only simulate");
+            Err(loaded.fault(path, "execute::unsupported", message, help))
         }
     }
 }

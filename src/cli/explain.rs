@@ -112,6 +112,7 @@ impl Changes<'_> {
             }
             // Numbers and texts: there is nothing that could fail to become JSON.
             Costs::Table(changed) => table = serde_json::to_string(changed).ok(),
+            Costs::Analytic(_) => {}
         }
         let read = |named: &str| match &table {
             Some(table) if file.as_deref() == Some(named) => Ok(table.clone()),
@@ -156,6 +157,7 @@ impl Costs {
                 }
                 Some(("messages take no time", Costs::Table(table)))
             }
+            Costs::Analytic(_) => None,
         }
     }
 
@@ -167,6 +169,7 @@ impl Costs {
                 unit.stage_scale.iter().any(|scale| *scale != 1.0).then_some(Costs::Unit(equal))
             }
             Costs::Table(table) => Some(Costs::Table(levelled(table))),
+            Costs::Analytic(_) => None,
         }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) enum Failure {
 }
 
 /// Faults that are drawn before the rest is only counted.
-const SHOWN: usize = 10;
+const SHOWN: usize = 30;
 
 impl Failure {
     /// Prints it on stderr and says which exit code it has.
@@ -51,12 +51,18 @@ impl Failure {
                 exit::USAGE
             }
             Failure::Usage { message, help } => {
-                draw(&Fault { message, help, code: "usage".to_owned(), place: None });
+                draw(&Fault { message, help, code: "usage".to_owned(), path: String::new(), place: None });
                 exit::USAGE
             }
             #[cfg(feature = "exec")]
             Failure::Execution(message) => {
-                draw(&Fault { message, help: String::new(), code: "execution".to_owned(), place: None });
+                draw(&Fault {
+                    message,
+                    help: String::new(),
+                    code: "execution".to_owned(),
+                    path: String::new(),
+                    place: None,
+                });
                 exit::EXECUTION
             }
             other => {
@@ -74,6 +80,8 @@ pub(crate) struct Fault {
     pub(crate) message: String,
     pub(crate) help: String,
     pub(crate) code: String,
+    /// JSON path of the knob; empty where there is none.
+    pub(crate) path: String,
     pub(crate) place: Option<Place>,
 }
 

@@ -46,6 +46,11 @@ impl Loaded {
 /// Reads `file` (`-` is stdin) and resolves its schedules, or only those named.
 pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
     let (text, folder) = read(file)?;
+    load_text(text, folder, file, only)
+}
+
+/// Resolves the schedules of the scenario `text`, which was read from `file` in `folder`.
+pub(crate) fn load_text(text: String, folder: PathBuf, file: &str, only: &[String]) -> Result<Loaded, Failure> {
     let mut scenario = parse(&text, file)?;
     let all = std::mem::take(&mut scenario.schedules);
     let chosen = choose(&all, only);
@@ -64,7 +69,8 @@ pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
     }
 }
 
-fn read(file: &str) -> Result<(String, PathBuf), Failure> {
+/// The text of `file` (`-` is stdin), and the folder that paths in it are relative to.
+pub(crate) fn read(file: &str) -> Result<(String, PathBuf), Failure> {
     let text = if file == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(file) };
     let text = text.map(|text| text.trim_start_matches('\u{feff}').to_owned()).map_err(|reason| Failure::Usage {
         message: format!("cannot read the scenario {file}: {reason}"),
@@ -75,17 +81,17 @@ fn read(file: &str) -> Result<(String, PathBuf), Failure> {
 }
 
 fn parse(text: &str, file: &str) -> Result<Scenario, Failure> {
-    let fault = |message: String, help: String, code: &str, span: Option<(usize, usize)>| {
+    let fault = |path: &str, message: String, help: String, code: &str, span: Option<(usize, usize)>| {
         let place = span.map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
-        Failure::Faults(vec![Fault { message, help, code: code.to_owned(), place }])
+        Failure::Faults(vec![Fault { message, help, code: code.to_owned(), path: path.to_owned(), place }])
     };
     let value = locate::parse(text).map_err(|(message, span)| {
         let help = "a scenario is JSON; comments and trailing commas are allowed".to_owned();
-        fault(format!("this is not valid JSON: {message}"), help, "scenario::syntax", Some(span))
+        fault("", format!("this is not valid JSON: {message}"), help, "scenario::syntax", Some(span))
     })?;
     if value.is_null() {
         let help = "scenarios/ has examples; `pipewright schema` describes the format".to_owned();
-        return Err(fault("the scenario is empty".to_owned(), help, "scenario::empty", None));
+        return Err(fault("", "the scenario is empty".to_owned(), help, "scenario::empty", None));
     }
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
@@ -97,8 +103,8 @@ fn parse(text: &str, file: &str) -> Result<Scenario, Failure> {
         };
         let at = if path == "." { String::new() } else { format!("{path}: ") };
         match unknown {
-            Some(_) => fault(format!("{at}{message}"), nearest, "scenario::unknown-field", span),
-            None => fault(format!("{at}{message}"), String::new(), "scenario::type", span),
+            Some(_) => fault(&path, format!("{at}{message}"), nearest, "scenario::unknown-field", span),
+            None => fault(&path, format!("{at}{message}"), String::new(), "scenario::type", span),
         }
     })
 }
@@ -171,10 +177,11 @@ fn rename(mut fault: PlanFault, chosen: &[(Option<usize>, ScheduleEntry)]) -> Pl
     fault
 }
 
-fn place(text: &str, file: &str, fault: PlanFault) -> Fault {
+/// A fault with its place in the text.
+pub(crate) fn place(text: &str, file: &str, fault: PlanFault) -> Fault {
     let place =
         locate::span(text, &fault.path).map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
-    Fault { message: fault.message, help: fault.help, code: fault.code.to_owned(), place }
+    Fault { message: fault.message, help: fault.help, code: fault.code.to_owned(), path: fault.path, place }
 }
 
 /// The place of a fault in a file that the scenario names, which has just been read.

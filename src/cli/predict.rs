@@ -13,7 +13,8 @@ use pipewright::ir::spec::Semantics;
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::unit_costs::{StageTimes, UnitCosts};
 use pipewright::ir::workload::Workload;
-use pipewright::sim::cost::{CostModel, TableCost, UnitCost, workload_of};
+use pipewright::sim::cost::analytic::{AnalyticError, Parameters, parameters_of};
+use pipewright::sim::cost::{AnalyticCost, CostModel, TableCost, UnitCost, workload_of};
 use pipewright::sim::{Engine, Options};
 
 /// A plan with what the simulator says of it.
@@ -29,18 +30,34 @@ pub(crate) struct Predicted {
 pub(crate) enum Costs {
     Unit(UnitCosts),
     Table(CostTable),
+    /// From the model, the cluster and the fitted parameters of its software stack.
+    Analytic(Box<Parameters>),
 }
 
 impl Costs {
     /// The costs that the scenario names.
     pub(crate) fn of(loaded: &Loaded) -> Result<Self, Failure> {
+        let model = loaded.scenario.costs.as_ref().map(|costs| costs.model);
+        let on_cluster = loaded.plans.first().filter(|plan| plan.cluster.is_some());
+        if let Some(plan) = on_cluster.filter(|_| model.is_none_or(|model| model == CostModelName::Analytic)) {
+            let fault = |e: AnalyticError| {
+                let help = "name one of them in cluster.stack, or give the file of your own";
+                loaded.fault("cluster", "cluster::stack", e.to_string(), help)
+            };
+            return Ok(Costs::Analytic(Box::new(parameters_of(plan).map_err(fault)?)));
+        }
         let Some(costs) = &loaded.scenario.costs else {
             let message = "the scenario has no costs to predict with".to_owned();
-            let help =
-                "add \"costs\": { \"model\": \"unit\" }, or measure them with `pipewright profile FILE -o costs.json`";
+            let help = "add \"cluster\": { \"preset\": \"dgx-a100-80g\", \"nodes\": 1 }, or \"costs\": { \"model\": \"unit\" }, or measure \
+                 them with `pipewright profile FILE -o costs.json`";
             return Err(Failure::Usage { message, help: help.to_owned() });
         };
         match (costs.model, &costs.file) {
+            (CostModelName::Analytic, _) => {
+                let help = "add \"cluster\": { \"preset\": \"dgx-a100-80g\", \"nodes\": 1 }";
+                let message = "analytic costs need a cluster".to_owned();
+                Err(loaded.fault("costs.model", "costs::cluster", message, help))
+            }
             (CostModelName::Table, Some(file)) => read_table(loaded, file).map(Costs::Table),
             _ => Ok(Costs::Unit(UnitCosts::from(costs))),
         }
@@ -48,7 +65,7 @@ impl Costs {
 
     /// Whether times are seconds and not abstract units.
     pub(crate) fn in_seconds(&self) -> bool {
-        matches!(self, Costs::Table(_))
+        !matches!(self, Costs::Unit(_))
     }
 
     /// What the plan's stages weigh, as far as these costs know.
@@ -56,13 +73,14 @@ impl Costs {
         match self {
             Costs::Unit(_) => Workload::abstract_stages(plan.placement().stages()),
             Costs::Table(table) => workload_of(table, plan),
+            Costs::Analytic(_) => plan.workload(),
         }
     }
 
     /// Options for a plan: a table was measured on a machine whose ranks share cores and bandwidth.
     fn on_machine(&self, plan: &Plan, options: &Options, sends: Semantics) -> Result<Options, Failure> {
         let options = match self {
-            Costs::Unit(_) => *options,
+            Costs::Unit(_) | Costs::Analytic(_) => *options,
             Costs::Table(table) => Options {
                 cores: options.cores.or((plan.ranks() > table.cores).then_some(table.cores)),
                 contention: table.contention,
@@ -97,8 +115,7 @@ impl Costs {
                 help: format!("use --steps {} or fewer", MAX_SPANS / schedule.len().max(1)),
             });
         }
-        let unit;
-        let table;
+        let (unit, table, analytic);
         let cost: &dyn CostModel = match self {
             Costs::Unit(costs) => {
                 unit = UnitCost::new(costs, &schedule);
@@ -111,6 +128,14 @@ impl Costs {
                 };
                 table = TableCost::new(costs, plan).map_err(fail)?;
                 &table
+            }
+            Costs::Analytic(parameters) => {
+                let fail = |error: AnalyticError| Failure::Usage {
+                    message: error.to_string(),
+                    help: "add \"model\": { \"preset\": \"gpt3-175b\" } and training.seq_length".to_owned(),
+                };
+                analytic = AnalyticCost::of_plan(plan, parameters).map_err(fail)?.1;
+                &analytic
             }
         };
         let options = self.on_machine(plan, options, sends)?;
@@ -135,6 +160,7 @@ impl Costs {
         let times = match self {
             Costs::Unit(costs) => StageTimes::of(costs, plan.ranks(), order.placement.stages()),
             Costs::Table(table) => StageTimes::measured(table, &plan.layers)?,
+            Costs::Analytic(_) => return None,
         };
         let microbatches = batch.microbatches.saturating_mul(batch.rounds);
         Some(lower_bound(&order.placement, &times, microbatches, plan.max_activations.as_deref()).makespan)

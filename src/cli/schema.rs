@@ -3,6 +3,7 @@
 use super::args::{SchemaArgs, SchemaOf};
 use super::failure::Failure;
 use super::{exit, output};
+use pipewright::ir::cluster::Hardware;
 use pipewright::ir::interchange::json::ScheduleFile;
 use pipewright::ir::scenario::Scenario;
 
@@ -10,6 +11,7 @@ pub(crate) fn run(args: &SchemaArgs) -> Result<u8, Failure> {
     output::json(&match args.of {
         SchemaOf::Scenario => schemars::schema_for!(Scenario),
         SchemaOf::Schedule => schemars::schema_for!(ScheduleFile),
+        SchemaOf::Cluster => schemars::schema_for!(Hardware),
     })?;
     Ok(exit::FINE)
 }

@@ -68,7 +68,7 @@ impl Case {
     /// Replays a step that takes these times.
     pub(crate) fn replay_with(&self, order: &PipelineOrder, costs: &UnitCosts) -> Replay {
         let (cut, parts) = (self.cut(), self.parts());
-        let programs = Programs::new(&cut, &parts);
+        let programs = Programs::new(&cut, &parts, true);
         let workload = footprint::workload(&cut, &parts, &programs, &order.placement, &self.stack());
         let schedule = Draft::lower(&add_optimizer_step(add_send_recv(order)), &workload).seal().unwrap();
         let timeline = simulate(&schedule, &UnitCost::new(costs, &schedule), &Options::default());

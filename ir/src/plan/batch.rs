@@ -30,14 +30,15 @@ impl Batch {
     }
 }
 
-const GLOBAL: &str = "training.global_batch_size";
+/// Code of a batch that cannot be cut as asked.
+pub(super) const DIVIDE: &str = "training::divide";
+pub(super) const GLOBAL: &str = "training.global_batch_size";
 const MICRO: &str = "training.micro_batch_size";
 const COUNT: &str = "training.num_microbatches";
 const REPLICAS: &str = "parallel.data_parallel_size";
 
-pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
+pub(super) fn resolve(scenario: &Scenario, replicas: u32, faults: &mut Vec<Fault>) -> Batch {
     let training = &scenario.training;
-    let replicas = scenario.parallel.data_parallel_size;
     let parallel = &scenario.parallel;
     for (value, path) in [
         (parallel.tensor_model_parallel_size, "parallel.tensor_model_parallel_size"),
@@ -47,7 +48,8 @@ pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
         (training.micro_batch_size, MICRO),
         (training.num_microbatches, COUNT),
         (training.seq_length, "training.seq_length"),
-        (replicas, REPLICAS),
+        (parallel.data_parallel_size, REPLICAS),
+        (parallel.expert_model_parallel_size, "parallel.expert_model_parallel_size"),
         (scenario.parallel.pipeline_model_parallel_size, crate::schedules::RANKS),
     ] {
         if value == Some(0) {
@@ -55,7 +57,6 @@ pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
         }
     }
     let seq_length = training.seq_length.unwrap_or(0);
-    let replicas = replicas.unwrap_or(1).max(1);
     let some = |value: Option<u32>| value.map(|v| v.max(1));
     let (global, micro, count) =
         (some(training.global_batch_size), some(training.micro_batch_size), some(training.num_microbatches));
@@ -80,11 +81,11 @@ pub(super) fn resolve(scenario: &Scenario, faults: &mut Vec<Fault>) -> Batch {
                         (global / replicas * replicas, (global / replicas + 1).saturating_mul(replicas));
                     let help =
                         format!("{global} is no multiple of {replicas} replicas: use {GLOBAL} = {below} or {above}");
-                    return Fault::new(GLOBAL, "training::divide", message, help);
+                    return Fault::new(GLOBAL, DIVIDE, message, help);
                 }
                 let legal: Vec<String> =
                     nearest_divisors(global / replicas, count).iter().map(u32::to_string).collect();
-                Fault::new(COUNT, "training::divide", message, format!("use {} microbatches", legal.join(" or ")))
+                Fault::new(COUNT, DIVIDE, message, format!("use {} microbatches", legal.join(" or ")))
             });
             ((global / parts).max(1), count, 1)
         }
@@ -125,7 +126,7 @@ fn not_divisible(global: u32, micro: u32, replicas: u32, count: Option<u32>) -> 
     } else {
         format!("use global_batch_size {below} or {above}")
     };
-    Fault::new(GLOBAL, "training::divide", message, help)
+    Fault::new(GLOBAL, DIVIDE, message, help)
 }
 
 #[cfg(test)]
@@ -137,9 +138,8 @@ mod tests {
         scenario.training.global_batch_size = global;
         scenario.training.micro_batch_size = micro;
         scenario.training.num_microbatches = count;
-        scenario.parallel.data_parallel_size = Some(replicas);
         let mut faults = Vec::new();
-        let batch = resolve(&scenario, &mut faults);
+        let batch = resolve(&scenario, replicas, &mut faults);
         faults.first().map_or(Ok(batch), |f| Err(format!("{} / {}", f.message, f.help)))
     }
 

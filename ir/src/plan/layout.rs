@@ -1,9 +1,14 @@
 //! Which layers each stage holds.
+//!
+//! One law: every layer is held once, in order; the embedding is on the first stage, the head on the last.
+
+mod balanced;
+mod notation;
 
 use crate::fault::Fault;
 use crate::ids::LayerRange;
 use crate::model::ModelShape;
-use crate::scenario::{Parallel, ScheduleEntry};
+use crate::scenario::{Layout, Parallel, ScheduleEntry};
 
 const LAYERS: &str = "model.num_layers";
 
@@ -14,28 +19,41 @@ pub fn even_layout(layers: u32, stages: u32) -> Vec<u32> {
     (0..stages).map(|s| layers / stages + u32::from(s < layers % stages)).collect()
 }
 
-pub(super) fn resolve(
-    model: &ModelShape,
-    parallel: &Parallel,
-    at: &str,
-    entry: &ScheduleEntry,
-    stages: u32,
-    chunks: u32,
-) -> Result<Vec<LayerRange>, Vec<Fault>> {
+/// What a layout is made for.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) model: &'a ModelShape,
+    pub(super) parallel: &'a Parallel,
+    pub(super) stages: u32,
+    pub(super) chunks: u32,
+    /// Tokens of a sequence, for the FLOPs of attention.
+    pub(super) seq_length: u32,
+}
+
+pub(super) fn resolve(request: &Request<'_>, at: &str, entry: &ScheduleEntry) -> Result<Vec<LayerRange>, Vec<Fault>> {
+    let &Request { model, parallel, stages, .. } = request;
     let written = match (&entry.layout, &parallel.layout) {
         (Some(layout), _) => Some((layout, format!("{at}.layout"))),
         (None, Some(layout)) => Some((layout, "parallel.layout".to_owned())),
         (None, None) => None,
     };
     let sizes = match written {
+        Some((Layout::Notation(text), path)) if text.eq_ignore_ascii_case("balanced") => {
+            enough_layers(model.num_layers, stages).map_err(|fault| vec![Fault { path, ..fault }])?;
+            balanced::layout(model, stages, request.seq_length)
+        }
         Some((layout, path)) => {
-            let faults = layout_faults(model.num_layers, stages, layout, &path);
+            let sizes = match layout {
+                Layout::Layers(sizes) => sizes.clone(),
+                Layout::Notation(text) => notation::read(text, &path)?,
+            };
+            let faults = layout_faults(model.num_layers, stages, &sizes, &path);
             if !faults.is_empty() {
                 return Err(faults);
             }
-            layout.clone()
+            sizes
         }
-        None => default_layout(model.num_layers, stages, chunks)?,
+        None => default_layout(request)?,
     };
     let mut start = 0;
     Ok(sizes
@@ -65,47 +83,98 @@ fn layout_faults(layers: u32, stages: u32, layout: &[u32], path: &str) -> Vec<Fa
     faults
 }
 
-/// Even where it can be; uneven only without chunks, as Megatron wants it.
-fn default_layout(layers: u32, stages: u32, chunks: u32) -> Result<Vec<u32>, Vec<Fault>> {
-    if layers < stages {
-        let message = format!("{layers} layers are fewer than {stages} stages");
-        let help = format!("use at least {stages} layers, fewer ranks or chunks, or a layout with empty stages");
-        return Err(vec![Fault::new(LAYERS, "layout::few", message, help)]);
+fn enough_layers(layers: u32, stages: u32) -> Result<(), Fault> {
+    if layers >= stages {
+        return Ok(());
     }
-    if chunks > 1 && !layers.is_multiple_of(stages) {
-        let ranks = stages / chunks;
-        let legal: Vec<String> = (1..=layers / ranks.max(1))
-            .take(1000)
-            .filter(|v| layers.is_multiple_of(ranks * v))
-            .map(|v| v.to_string())
-            .collect();
-        let chunk_help = if legal.is_empty() { String::new() } else { format!("{} chunks a rank, ", legal.join(", ")) };
-        let message = format!(
-            "{layers} layers do not divide into {ranks} ranks x {chunks} chunks = {stages} stages: {layers} % {stages} = {}",
-            layers % stages
-        );
-        let (below, above) = (layers / stages * stages, (layers / stages + 1) * stages);
-        let help = format!("use {chunk_help}{below} or {above} layers, or write a layout");
-        return Err(vec![Fault::new(LAYERS, "layout::divide", message, help)]);
+    let message = format!("{layers} layers are fewer than {stages} stages");
+    let help = format!("use at least {stages} layers, fewer ranks or chunks, or a layout with empty stages");
+    Err(Fault::new(LAYERS, "layout::few", message, help))
+}
+
+/// Even where it can be; uneven only without chunks, as Megatron wants it. The embedding and the head count as layers
+/// where the user says so (Megatron's `account_for_embedding_in_pipeline_split`): BLOOM's 70 + 2 over 12 stages are 6 each.
+fn default_layout(request: &Request<'_>) -> Result<Vec<u32>, Vec<Fault>> {
+    let &Request { model, parallel, stages, chunks, .. } = request;
+    let layers = model.num_layers;
+    let embedding = u32::from(parallel.account_for_embedding_in_pipeline_split.unwrap_or(false));
+    let head = u32::from(parallel.account_for_loss_in_pipeline_split.unwrap_or(false));
+    let units = layers.saturating_add(embedding + head);
+    enough_layers(units, stages).map_err(|fault| vec![fault])?;
+    if chunks > 1 && !units.is_multiple_of(stages) {
+        return Err(vec![not_divisible(layers, embedding + head, stages, chunks)]);
     }
-    Ok(even_layout(layers, stages))
+    let mut sizes = even_layout(units, stages);
+    if let Some(first) = sizes.first_mut() {
+        *first = first.saturating_sub(embedding);
+    }
+    if let Some(last) = sizes.last_mut() {
+        *last = last.saturating_sub(head);
+    }
+    Ok(sizes)
+}
+
+fn not_divisible(layers: u32, counted: u32, stages: u32, chunks: u32) -> Fault {
+    let units = layers.saturating_add(counted);
+    let ranks = stages / chunks;
+    let legal: Vec<String> = (1..=units / ranks.max(1))
+        .take(1000)
+        .filter(|v| units.is_multiple_of(ranks * v))
+        .map(|v| v.to_string())
+        .collect();
+    let chunk_help = if legal.is_empty() { String::new() } else { format!("{} chunks a rank, ", legal.join(", ")) };
+    let what = match counted {
+        0 => format!("{layers} layers"),
+        _ => format!("{layers} layers + {counted} (embedding, head) = {units}"),
+    };
+    let message = format!(
+        "{what} do not divide into {ranks} ranks x {chunks} chunks = {stages} stages: {units} % {stages} = {}",
+        units % stages
+    );
+    let (below, above) = (units / stages * stages, (units / stages + 1) * stages);
+    let [below, above] = [below, above].map(|units| units.saturating_sub(counted));
+    let help = format!("use {chunk_help}{below} or {above} layers, or write a layout");
+    Fault::new(LAYERS, "layout::divide", message, help)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn default(layers: u32, stages: u32, chunks: u32, counted: bool) -> Result<Vec<u32>, Vec<Fault>> {
+        let model = ModelShape::gpt(layers, 8, 2, 16, 8);
+        let parallel = Parallel {
+            account_for_embedding_in_pipeline_split: Some(counted),
+            account_for_loss_in_pipeline_split: Some(counted),
+            ..Parallel::default()
+        };
+        default_layout(&Request { model: &model, parallel: &parallel, stages, chunks, seq_length: 8 })
+    }
+
     #[test]
     fn a4c_thirty_layers_over_four_stages_lose_none() {
         assert_eq!(even_layout(30, 4), [8, 8, 7, 7]);
-        assert_eq!(default_layout(30, 4, 1).unwrap(), [8, 8, 7, 7]);
+        assert_eq!(default(30, 4, 1, false).unwrap(), [8, 8, 7, 7]);
+    }
+
+    #[test]
+    fn a6_embedding_and_head_count_as_layers() {
+        let bloom = default(70, 12, 1, true).unwrap();
+        assert_eq!(bloom, [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5]);
+        assert_eq!(default(6, 1, 1, true).unwrap(), [6], "one stage holds all");
+        assert_eq!(default(2, 4, 1, true).unwrap(), [0, 1, 1, 0], "the embedding and the head may stand alone");
+        let fault = default(30, 8, 2, true).unwrap();
+        assert_eq!(fault.iter().sum::<u32>(), 30);
     }
 
     #[test]
     fn chunks_must_divide_the_layers() {
-        let fault = default_layout(30, 8, 2).unwrap_err().remove(0);
+        let fault = default(30, 8, 2, false).unwrap_err().remove(0);
         assert!(fault.message.contains("30 % 8 = 6") && fault.help.contains("24 or 32 layers"), "{fault:?}");
-        assert_eq!(default_layout(3, 4, 1).unwrap_err()[0].code, "layout::few");
+        let fault = default(29, 8, 2, true).unwrap_err().remove(0);
+        assert!(fault.message.contains("= 31") && fault.message.contains("31 % 8 = 7"), "{fault:?}");
+        assert!(fault.help.contains("22 or 30 layers"), "{fault:?}");
+        assert_eq!(default(3, 4, 1, false).unwrap_err()[0].code, "layout::few");
     }
 
     #[test]

@@ -53,6 +53,16 @@ pub(super) fn check(scenario: &Scenario, faults: &mut Vec<Fault>) {
             let message = "costs.file belongs to a cost table, but the model is unit";
             faults.push(Fault::new("costs.file", "costs::mixed", message, "use \"model\": \"table\", or leave it out"));
         }
+        CostModelName::Analytic if costs.file.is_some() => {
+            let message = "costs.file belongs to a cost table, but the model is analytic";
+            faults.push(Fault::new("costs.file", "costs::mixed", message, "use \"model\": \"table\", or leave it out"));
+        }
+        CostModelName::Analytic => {
+            if let Some((_, key)) = numbers.iter().find(|(value, _)| value.is_some()) {
+                let message = format!("costs.{key} belongs to unit costs, but the model is analytic");
+                faults.push(Fault::new(format!("costs.{key}"), "costs::mixed", message, "leave it out"));
+            }
+        }
         CostModelName::Unit => {}
     }
 }

@@ -1,5 +1,6 @@
 //! An entry of `schedules`: a name, or a name with its own knobs.
 
+use super::Layout;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -21,7 +22,7 @@ pub struct ScheduleEntry {
     /// Most activations that each rank may hold.
     pub max_activations: Option<PerRank>,
     /// Layers of each stage, where this schedule wants its own.
-    pub layout: Option<Vec<u32>>,
+    pub layout: Option<Layout>,
     /// `custom`: path of the CSV, relative to the scenario.
     pub csv: Option<String>,
     /// `custom`: path of the schedule as JSON, relative to the scenario.
@@ -73,7 +74,7 @@ struct Knobs {
     /// one number, or one a rank.
     max_activations: Option<PerRank>,
     /// Layers of each stage, where this schedule wants its own.
-    layout: Option<Vec<u32>>,
+    layout: Option<Layout>,
     /// `custom`: path of the order as CSV in PyTorch's notation, relative to the scenario.
     csv: Option<String>,
     /// `custom`: path of a schedule as JSON, which `show --format json` writes, relative to the scenario.

@@ -35,7 +35,6 @@ pub(super) struct Attention<'a> {
     /// Replicated projections (the compressions of latent attention) before them.
     compressions: Vec<Linear>,
     out: Linear,
-    biases: u64,
 }
 
 impl<'a> Attention<'a> {
@@ -60,7 +59,6 @@ impl<'a> Attention<'a> {
             projections: vec![Linear::new(h, (heads + 2 * groups) * d)],
             compressions: Vec::new(),
             out: Linear::new(heads * d, h),
-            biases: 0,
         };
         if let Some(latent) = model.latent_attention {
             let [rank, nope, rope, v] =
@@ -77,29 +75,7 @@ impl<'a> Attention<'a> {
             }
             attention.out = Linear::new(heads * v, h);
         }
-        let qkv: u64 = attention.projections.iter().map(|p| p.n).sum();
-        if model.add_bias_linear || model.add_qkv_bias {
-            attention.biases += qkv;
-        }
-        if model.add_bias_linear {
-            attention.biases += h;
-        }
-        if model.qk_layernorm {
-            attention.biases += 2 * d;
-        }
         attention
-    }
-
-    /// Parameters of one rank.
-    pub(super) fn parameters(&self) -> u64 {
-        let matrices = self.compressions.iter().chain(&self.projections).chain([&self.out]);
-        // Compressed queries and keys are normalised.
-        let norms: u64 = self
-            .cut
-            .model
-            .latent_attention
-            .map_or(0, |latent| u64::from(latent.kv_lora_rank) + latent.q_lora_rank.map_or(0, u64::from));
-        matrices.map(|l| l.k * l.n).sum::<u64>() + self.biases + norms
     }
 
     pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {
@@ -202,7 +178,8 @@ impl<'a> Attention<'a> {
         let (qk_dim, v_dim, width) = (self.qk_dim, self.v_dim, self.cut.width());
         if self.cut.setup.attention == AttentionKind::Flash {
             // Every block of a contiguous ring is waited for by a rank that computes all of it.
-            let masked = self.sharing != Sharing::Ring || self.cut.setup.zigzag;
+            let masked =
+                self.sharing != Sharing::Ring || self.cut.setup.sequence_parallel != SequenceParallel::RingContiguous;
             let kernel = AttentionKernel { batch, heads, queries, keys, qk_dim, v_dim, masked, backward };
             return vec![Kernel::Attention(kernel)];
         }

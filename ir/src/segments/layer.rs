@@ -14,7 +14,6 @@ use super::mlp::Mlp;
 use super::writer::Writer;
 use super::{Block, Cut, Phase};
 use crate::mesh::Axis;
-use crate::model::{ModelShape, Normalization};
 use crate::scenario::Recompute;
 
 /// A linear layer of one rank: `[K] -> [N]`.
@@ -140,26 +139,5 @@ pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block
     border.add_backward(&mut b);
     attention.backward(&mut b, &border, recompute == Recompute::Selective);
     border.norm_backward(&mut b);
-    Block {
-        forward: w.steps,
-        backward: b.steps,
-        parameters: norms(cut.model) + attention.parameters() + mlp.parameters(),
-        expert_parameters: mlp.expert_parameters(),
-    }
-}
-
-/// Parameters of a layer's norms on `H`.
-fn norms(model: &ModelShape) -> u64 {
-    let count = match (model.shared_norm, model.post_norms) {
-        (true, _) => 1,
-        (false, false) => 2,
-        (false, true) => 4,
-    };
-    count * norm(model)
-}
-
-/// Parameters of one norm on `H`.
-pub(super) fn norm(model: &ModelShape) -> u64 {
-    let vectors = if model.normalization == Normalization::LayerNorm { 2 } else { 1 };
-    vectors * u64::from(model.hidden_size)
+    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&cut.model.layer_weights(experts)) }
 }

@@ -27,10 +27,6 @@ impl Pair {
         Self { up, down: Linear { k: inner, n: cut.hidden(), count }, inner }
     }
 
-    fn parameters(self) -> u64 {
-        (self.up.k * self.up.n + self.down.k * self.down.n) * self.up.count
-    }
-
     fn forward(self, m: u64, width: u64) -> [Kernel; 3] {
         let touched = self.up.n + self.inner;
         [self.up.forward(m, width), self.activation(m, touched, width), self.down.forward(m, width)]
@@ -54,7 +50,6 @@ struct Experts {
     shared: Option<Pair>,
     /// Bytes of the tokens on their way to the experts \[B\].
     dispatched: u64,
-    router_bias: u64,
 }
 
 impl Experts {
@@ -70,7 +65,6 @@ impl Experts {
             rows: (rows * ranks).div_ceil(experts.max(1)),
             shared: (shared > 0).then(|| Pair::new(cut, shared, 1)),
             dispatched: rows * cut.hidden() * cut.width(),
-            router_bias: if moe.router_bias { experts } else { 0 },
         }
     }
 }
@@ -86,24 +80,6 @@ impl<'a> Mlp<'a> {
     pub(super) fn new(cut: &'a Cut<'a>, experts: bool) -> Self {
         let experts = cut.model.mixture_of_experts.filter(|_| experts).map(|moe| Experts::new(cut, moe));
         Self { cut, dense: Pair::new(cut, u64::from(cut.model.ffn_hidden_size), 1), experts }
-    }
-
-    /// Parameters of one rank.
-    pub(super) fn parameters(&self) -> u64 {
-        match &self.experts {
-            Some(e) => {
-                e.router.k * e.router.n + e.router_bias + e.pair.parameters() + e.shared.map_or(0, Pair::parameters)
-            }
-            None => {
-                let biases = if self.cut.model.add_bias_linear { self.dense.up.n + self.cut.hidden() } else { 0 };
-                self.dense.parameters() + biases
-            }
-        }
-    }
-
-    /// Those of them that are of experts.
-    pub(super) fn expert_parameters(&self) -> u64 {
-        self.experts.as_ref().map_or(0, |experts| experts.pair.parameters())
     }
 
     pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {

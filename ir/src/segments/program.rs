@@ -1,10 +1,12 @@
 //! The steps of whole stages: block after block, with ZeRO-3's gathers and scatters between them.
 
 use super::kernel::{Collective, CollectiveKind};
+use super::runs::Runs;
 use super::{Block, Body, Cut, Phase, Step};
 use crate::mesh::Axis;
 use crate::model::StagePart;
 use crate::scenario::Recompute;
+use crate::task::Work;
 
 /// A step in its place in a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,12 +24,14 @@ pub struct Placed {
 pub struct StageProgram {
     /// F.
     pub forward: Vec<Placed>,
-    /// B. I is all of it but [`Phase::Weight`], W the rest.
+    /// B.
     pub backward: Vec<Placed>,
+    /// I: B without [`Phase::Weight`]; empty where no backward is split.
+    pub input: Vec<Placed>,
+    /// W: the rest of B; likewise.
+    pub weight: Vec<Placed>,
     /// Parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
-    /// Those of them that are of experts.
-    pub expert_parameters: u64,
     /// The gradients of each block on their way over the replicas, in the order of the backward: empty with one replica,
     /// and under ZeRO-3, which scatters them in the backward itself.
     pub buckets: Vec<Bucket>,
@@ -38,8 +42,10 @@ pub struct StageProgram {
 pub struct Bucket {
     /// Which of [`Programs::steps`] reduces them.
     pub step: u32,
-    /// The place in the backward behind which they are complete.
+    /// The place in B behind which they are complete.
     pub place: u32,
+    /// The place in W behind which they are complete, where B is split.
+    pub weight_place: u32,
     /// The layer.
     pub layer: u32,
 }
@@ -79,7 +85,6 @@ struct Listed {
     forward: std::ops::Range<u32>,
     backward: std::ops::Range<u32>,
     parameters: u64,
-    expert_parameters: u64,
     /// ZeRO-3: the gather of its parameters and the scatter of its gradients.
     gather: Option<u32>,
     scatter: Option<u32>,
@@ -88,20 +93,21 @@ struct Listed {
 }
 
 impl Programs {
-    /// The programs of stages that hold `parts`.
-    pub fn new(cut: &Cut<'_>, parts: &[StagePart]) -> Self {
+    /// The programs of stages that hold `parts`; those of I and W only where backward is `split`.
+    pub fn new(cut: &Cut<'_>, parts: &[StagePart], split: bool) -> Self {
         let mut programs = Self { overlap_grad_reduce: cut.setup.overlap_grad_reduce, ..Self::default() };
         let mut layers: Vec<((Recompute, bool), Listed)> = Vec::new();
+        let mut runs = Runs::default();
         let embedding = programs.list(cut, cut.embedding());
-        let head = programs.list(cut, cut.head());
-        let dense = cut.model.mixture_of_experts.map_or(u32::MAX, |moe| moe.first_dense_layers);
+        let head = programs.list(cut, cut.head(true));
+        let tied_head = programs.list(cut, cut.head(false));
         for (s, part) in parts.iter().enumerate() {
             let mut blocks: Vec<(u32, Listed)> = Vec::new();
             if part.embedding {
                 blocks.push((part.layers.start, embedding.clone()));
             }
             for layer in part.layers.start..part.layers.end {
-                let kind = (cut.setup.recompute_of(s), layer >= dense);
+                let kind = (cut.setup.recompute_of(s), cut.model.is_moe_layer(layer));
                 let known = layers.iter().find(|(k, _)| *k == kind).map(|(_, listed)| listed.clone());
                 let listed = known.unwrap_or_else(|| {
                     let listed = programs.list(cut, cut.layer(kind.0, kind.1));
@@ -113,13 +119,11 @@ impl Programs {
                 blocks.push((layer, listed));
             }
             if part.head {
+                let tied = part.embedding && !cut.model.untie_embeddings_and_output_weights;
+                let head = if tied { &tied_head } else { &head };
                 blocks.push((part.layers.end.saturating_sub(1), head.clone()));
             }
-            let mut stage = programs.stage(&blocks);
-            if part.embedding && part.head && !cut.model.untie_embeddings_and_output_weights {
-                // The head multiplies by the embedding's own weight.
-                stage.parameters -= cut.vocabulary() * cut.hidden();
-            }
+            let stage = programs.stage(&blocks, split, &mut runs);
             programs.stages.push(stage);
         }
         programs
@@ -147,27 +151,33 @@ impl Programs {
         let scatter = sharded.then(|| message(Phase::Weight, CollectiveKind::ReduceScatter, width));
         let kind = if cut.setup.zero_stage == 0 { CollectiveKind::AllReduce } else { CollectiveKind::ReduceScatter };
         let reduce = (replicas && !sharded).then(|| message(Phase::Weight, kind, width));
-        let (parameters, expert_parameters) = (block.parameters, block.expert_parameters);
-        Listed { forward, backward, parameters, expert_parameters, gather, scatter, reduce }
+        Listed { forward, backward, parameters: block.parameters, gather, scatter, reduce }
     }
 
     fn next(&self) -> u32 {
         u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    fn stage(&self, blocks: &[(u32, Listed)]) -> StageProgram {
+    fn stage(&mut self, blocks: &[(u32, Listed)], split: bool, runs: &mut Runs) -> StageProgram {
         let forward = self.pass(blocks.iter(), |b| b.forward.clone(), false);
         let backward = self.pass(blocks.iter().rev(), |b| b.backward.clone(), true);
-        let mut place = 0;
-        let mut buckets = Vec::new();
-        for (layer, block) in blocks.iter().rev() {
-            place += block.backward.end - block.backward.start;
-            let last = place.saturating_sub(1);
-            buckets.extend(block.reduce.map(|step| Bucket { step, place: last, layer: *layer }));
+        let (mut place, mut ends) = (0, Vec::new());
+        for (_, block) in blocks.iter().rev().filter(|_| self.overlap_grad_reduce) {
+            place += block.backward.len();
+            ends.extend(block.reduce.map(|_| place));
         }
+        let (forward, _) = runs.merge(self, &forward, |_| true, &[]);
+        let (whole, places) = runs.merge(self, &backward, |_| true, &ends);
+        let backward = if split { &backward[..] } else { &[] };
+        let (input, _) = runs.merge(self, backward, |phase| phase != Phase::Weight, &[]);
+        let (weight, weight_places) = runs.merge(self, backward, |phase| phase == Phase::Weight, &ends);
+        let buckets = blocks.iter().rev().enumerate().filter_map(|(i, (layer, block))| {
+            let at = |places: &[u32]| places.get(i).copied().unwrap_or(0);
+            Some(Bucket { step: block.reduce?, place: at(&places), weight_place: at(&weight_places), layer: *layer })
+        });
+        let buckets = buckets.collect();
         let parameters = blocks.iter().map(|(_, b)| b.parameters).sum();
-        let expert_parameters = blocks.iter().map(|(_, b)| b.expert_parameters).sum();
-        StageProgram { forward, backward, parameters, expert_parameters, buckets }
+        StageProgram { forward, backward: whole, input, weight, parameters, buckets }
     }
 
     /// The steps of blocks in an order. Under ZeRO-3 the parameters of the next block are gathered beside the present
@@ -199,6 +209,14 @@ impl Programs {
             Some(Body::Communicate { joined_after, .. }) => u32::try_from(*joined_after).unwrap_or(Placed::NEVER),
             _ => 0,
         }
+    }
+
+    /// How much a step computes, a run's steps together.
+    pub fn work(&self, index: u32) -> Work {
+        let Some(step) = self.step(index) else { return Work::default() };
+        let Body::Run(steps) = &step.body else { return step.work() };
+        let parts = steps.iter().map(|step| self.work(*step));
+        parts.fold(Work::default(), |sum, w| Work { flops: sum.flops + w.flops, bytes: sum.bytes + w.bytes })
     }
 
     /// A step by its place in the table.

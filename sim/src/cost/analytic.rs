@@ -8,10 +8,12 @@
 mod collective;
 mod fold;
 mod kernel;
+mod of_plan;
 mod parameters;
 
 pub use collective::{Group, Links};
 pub use kernel::Device;
+pub use of_plan::{AnalyticError, parameters_of};
 pub use parameters::{Parameters, STACKS, stack};
 
 use super::CostModel;
@@ -20,7 +22,7 @@ use pipewright_ir::action::Op;
 use pipewright_ir::cluster::Cluster;
 use pipewright_ir::mesh::{Axis, Mesh};
 use pipewright_ir::scenario::Recompute;
-use pipewright_ir::segments::{Body, Collective, CollectiveKind, Phase, Programs, StageProgram};
+use pipewright_ir::segments::{Body, Collective, CollectiveKind, Programs, StageProgram};
 use pipewright_ir::setup::Setup;
 use pipewright_ir::task::Task;
 
@@ -39,6 +41,8 @@ pub struct Facts<'a> {
     pub parameters: &'a Parameters,
     /// Bytes of `[B, S, H]` on one rank, for the passes that a stack makes beside those counted \[B\].
     pub activation_bytes: f64,
+    /// Stages of a rank: its ends of the step are shared out over their optimizers.
+    pub chunks: f64,
 }
 
 /// Times of one stage \[s\].
@@ -93,6 +97,8 @@ impl AnalyticCost {
         let exposed = if facts.setup.tp_comm_overlap { p.tensor_exposed.value } else { 1.0 };
         let time = |body: &Body| match body {
             Body::Compute(kernels) => kernels.iter().map(|kernel| device.kernel(kernel)).sum(),
+            // Summed up below, once its steps have all their costs.
+            Body::Run(_) => 0.0,
             Body::Communicate { collective, .. } => {
                 let shown = if collective.axis == Axis::Tensor { exposed } else { 1.0 };
                 links.collective(collective, facts.mesh) * shown
@@ -109,6 +115,11 @@ impl AnalyticCost {
                 if let Some(time) = steps.get_mut(step as usize) {
                     *time += more;
                 }
+            }
+        }
+        for (at, step) in facts.programs.steps.iter().enumerate() {
+            if let Body::Run(parts) = &step.body {
+                steps[at] = parts.iter().filter_map(|part| steps.get(*part as usize)).sum();
             }
         }
         let world = Mesh { data: u32::try_from(facts.mesh.devices()).unwrap_or(u32::MAX), ..Mesh::default() };
@@ -129,9 +140,9 @@ impl AnalyticCost {
     fn stage(&self, facts: &Facts<'_>, device: &Device, stage: &StageProgram) -> StageCost {
         let (p, replicas) = (facts.parameters, f64::from(facts.mesh.data.max(1)));
         let overlap_cost = p.overlap_cost.value;
-        let alone = |list, counts: fn(Phase) -> bool| {
+        let alone = |list| {
             let mut clocks = Clocks::default();
-            fold::run(facts.programs, list, counts, &self.steps, overlap_cost, &mut clocks);
+            fold::run(facts.programs, list, &self.steps, overlap_cost, &mut clocks);
             fold::finish(&mut clocks, overlap_cost)
         };
         let shards = if facts.setup.zero_stage > 0 { replicas } else { 1.0 };
@@ -140,12 +151,12 @@ impl AnalyticCost {
         let optimizer = parameters / shards * p.optimizer_bytes.value;
         let cleared = parameters * facts.setup.gradient_dtype.bytes() as f64;
         StageCost {
-            forward: alone(&stage.forward, |_| true),
-            backward: alone(&stage.backward, |_| true),
-            input: alone(&stage.backward, |phase| phase != Phase::Weight),
-            weight: alone(&stage.backward, |phase| phase == Phase::Weight),
+            forward: alone(&stage.forward),
+            backward: alone(&stage.backward),
+            input: alone(&stage.input),
+            weight: alone(&stage.weight),
             reduce: self.reduction(facts, stage),
-            optimizer: device.memory(optimizer + cleared),
+            optimizer: device.memory(optimizer + cleared) + p.step_overhead.value / facts.chunks.max(1.0),
             gather: self.gather(facts, stage),
         }
     }
@@ -162,7 +173,7 @@ impl AnalyticCost {
         let (mut from, mut data) = (0, 0.0_f64);
         for bucket in &stage.buckets {
             let to = (bucket.place as usize + 1).min(stage.backward.len()).max(from);
-            fold::run(facts.programs, &stage.backward[from..to], |_| true, &self.steps, overlap_cost, &mut clocks);
+            fold::run(facts.programs, &stage.backward[from..to], &self.steps, overlap_cost, &mut clocks);
             fold::finish(&mut clocks, overlap_cost);
             data = data.max(clocks.compute) + time(bucket.step);
             from = to;

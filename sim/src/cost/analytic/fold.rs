@@ -1,6 +1,6 @@
 //! The steps of a stage as one task: how long they take together.
 
-use pipewright_ir::segments::{Body, Phase, Placed, Programs};
+use pipewright_ir::segments::{Placed, Programs, Step};
 use pipewright_ir::task::Lane;
 
 /// Compute and every lane of messages, each with when it is free.
@@ -13,23 +13,16 @@ pub(super) struct Clocks {
     pending: Vec<(usize, f64, f64, f64)>,
 }
 
-/// Runs the steps that `counts` from the clocks as they are. `cost` gives the time of a step of the table \[s\].
+/// Runs the steps of a list from the clocks as they are. `cost` gives the time of a step of the table \[s\].
 /// `overlap_cost` is the share of hidden messages' time that compute loses to them.
-pub(super) fn run(
-    programs: &Programs,
-    placed: &[Placed],
-    counts: impl Fn(Phase) -> bool,
-    cost: &[f64],
-    overlap_cost: f64,
-    clocks: &mut Clocks,
-) {
+pub(super) fn run(programs: &Programs, placed: &[Placed], cost: &[f64], overlap_cost: f64, clocks: &mut Clocks) {
     for (place, placed) in placed.iter().enumerate() {
-        let Some(step) = programs.step(placed.step).filter(|step| counts(step.phase)) else { continue };
+        let collective = programs.step(placed.step).and_then(Step::collective);
         let time = cost.get(placed.step as usize).copied().unwrap_or(0.0);
         join(clocks, place, overlap_cost);
-        match &step.body {
-            Body::Compute(_) => clocks.compute += time,
-            Body::Communicate { collective, .. } => {
+        match collective {
+            None => clocks.compute += time,
+            Some(collective) => {
                 let set_off = clocks.compute;
                 let lane = &mut clocks.lanes[Lane::of_axis(collective.axis) as usize];
                 *lane = lane.max(set_off) + time;

@@ -1,0 +1,71 @@
+//! From a scenario's switches to a [`Setup`]: the defaults.
+//!
+//! One law: without a cluster the defaults are what the executor does; with one they are what its GPUs are used with.
+
+use crate::cluster::Cluster;
+use crate::fault::Fault;
+use crate::mesh::Mesh;
+use crate::scenario::{Attention, Dtype, Recompute, Scenario, SequenceParallel};
+use crate::setup::Setup;
+
+/// Norm to which Megatron clips gradients unless told otherwise.
+const MEGATRON_CLIP_GRAD: f64 = 1.0;
+
+pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mesh, faults: &mut Vec<Fault>) -> Setup {
+    let (training, parallel) = (&scenario.training, &scenario.parallel);
+    let gpu = cluster.map(|cluster| &cluster.hardware.gpu);
+    let dtype = training.dtype.unwrap_or(match gpu {
+        Some(gpu) if gpu.peak_flops.of(Dtype::Bf16).is_some() => Dtype::Bf16,
+        Some(gpu) if gpu.peak_flops.of(Dtype::Fp16).is_some() => Dtype::Fp16,
+        Some(_) | None => Dtype::Fp32,
+    });
+    // Megatron accumulates in fp32 with bf16 unless told otherwise, and with fp16 only when told so.
+    let gradient_dtype = training.gradient_dtype.unwrap_or(match dtype {
+        Dtype::Fp16 => Dtype::Fp16,
+        Dtype::Fp32 | Dtype::Bf16 => Dtype::Fp32,
+    });
+    let attention = training.attention.unwrap_or(match gpu {
+        Some(gpu) if gpu.has_flash_attention() && dtype != Dtype::Fp32 => Attention::Flash,
+        Some(_) | None => Attention::Standard,
+    });
+    let clip_grad = training.clip_grad.or(cluster.map(|_| MEGATRON_CLIP_GRAD));
+    if let Some(norm) = clip_grad.filter(|norm| !(norm.is_finite() && *norm >= 0.0)) {
+        let message = format!("training.clip_grad is {norm}; a norm is 0 (off) or more");
+        faults.push(Fault::new("training.clip_grad", "setup::clip-grad", message, "use 1.0, or 0 to turn it off"));
+    }
+    let (sequence_parallel, megatron_sequence_parallel) = sequence_parallel(scenario, mesh);
+    let off = |switch: Option<bool>| switch.unwrap_or(false);
+    Setup {
+        dtype,
+        gradient_dtype,
+        recompute: match training.recompute.as_ref().map(|r| r.as_slice()) {
+            None | Some([]) => vec![Recompute::None],
+            Some(stages) => stages.to_vec(),
+        },
+        attention,
+        sequence_parallel,
+        megatron_sequence_parallel,
+        zero_stage: parallel.zero_stage.unwrap_or(0).min(3),
+        dropout: off(training.dropout),
+        clip_grad: clip_grad.filter(|norm| *norm > 0.0),
+        overlap_grad_reduce: off(training.overlap_grad_reduce),
+        overlap_param_gather: off(training.overlap_param_gather),
+        tp_comm_overlap: off(training.tp_comm_overlap),
+        overlap_p2p: training.overlap_p2p_comm.unwrap_or(true),
+        cross_entropy_fusion: off(training.cross_entropy_fusion),
+    }
+}
+
+/// The kind over the context-parallel ranks, else Megatron's or none; and whether Megatron's is on.
+fn sequence_parallel(scenario: &Scenario, mesh: &Mesh) -> (SequenceParallel, bool) {
+    let kinds = scenario.parallel.sequence_parallel.as_ref().map_or(&[][..], |kinds| kinds.as_slice());
+    let megatron = kinds.contains(&SequenceParallel::Megatron);
+    let kind = match kinds.iter().copied().find(|kind| kind.is_over_context()) {
+        Some(kind) => kind,
+        // As in Megatron-core, whose `cp_comm_type` is a zigzag ring unless told otherwise.
+        None if mesh.context > 1 => SequenceParallel::Ring,
+        None if megatron => SequenceParallel::Megatron,
+        None => SequenceParallel::None,
+    };
+    (kind, megatron)
+}

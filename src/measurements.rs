@@ -1,0 +1,187 @@
+//! Published or own measurements of training steps, and how far predictions are from them.
+//!
+//! A measurements file is a base scenario and rows that change some of its knobs:
+//!
+//! ```json
+//! { "schema_version": 1, "name": "My cluster", "source": "runs of May",
+//!   "scenario": { "schema_version": 1, "name": "base", "schedules": ["1f1b"], "cluster": { "preset": "dgx-a100-80g" } },
+//!   "rows": [ { "name": "7B", "set": { "model.preset": "llama-2-7b", "cluster.nodes": 4 }, "step_seconds": 3.2 } ] }
+//! ```
+//!
+//! One law: a row goes through the same code as a user's scenario; nothing here knows a table.
+
+mod errors;
+mod fit;
+
+pub use errors::{Errors, RowError};
+pub use fit::{Fitted, fit};
+
+use crate::ir::metrics::Metrics;
+use crate::ir::plan::{self, Plan};
+use crate::ir::scenario::Scenario;
+use crate::sim::cost::AnalyticCost;
+use crate::sim::cost::analytic::{Parameters, parameters_of};
+use crate::sim::{Engine, Options};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A table of measurements.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measurements {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// Name of the table.
+    pub name: String,
+    /// Where it is from.
+    pub source: String,
+    /// What had to be decided to turn a row into a scenario.
+    #[serde(default)]
+    pub conventions: String,
+    /// What all rows share.
+    pub scenario: Value,
+    /// The measurements.
+    pub rows: Vec<Row>,
+}
+
+/// One measured training run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// Path of a knob, as `parallel.tensor_model_parallel_size` -> its value.
+    pub set: BTreeMap<String, Value>,
+    /// Time of a step \[s\].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_seconds: Option<f64>,
+    /// Bubble rate, as the zero-bubble papers count it: `1 - busy / makespan`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bubble_rate: Option<f64>,
+    /// Why it is shown but not counted; empty where it is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub left_out: String,
+}
+
+/// Why a row cannot be predicted.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MeasurementError {
+    /// The row is no scenario.
+    #[error("row `{row}`: {message}")]
+    Row {
+        /// The row.
+        row: String,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+/// A row as a plan that can be predicted again and again.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// Its name.
+    pub name: String,
+    /// The plan.
+    pub plan: Plan,
+    /// The stack that the plan names.
+    pub stack: Parameters,
+    /// Time of a step as measured \[s\].
+    pub step_seconds: Option<f64>,
+    /// Bubble rate as measured.
+    pub bubble_rate: Option<f64>,
+    /// Whether it counts.
+    pub counts: bool,
+}
+
+/// What is predicted of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Time of a step \[s\].
+    pub step_seconds: f64,
+    /// `1 - busy / makespan` over F, B, I and W, of the busiest rank.
+    pub bubble_rate: f64,
+}
+
+impl Measurements {
+    /// Every row as a plan.
+    ///
+    /// # Errors
+    /// The first row that is no legal scenario with a model and a known cluster.
+    pub fn prepare(&self, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Vec<Prepared>, MeasurementError> {
+        self.rows.iter().map(|row| self.prepare_row(row, read)).collect()
+    }
+
+    fn prepare_row(
+        &self,
+        row: &Row,
+        read: &dyn Fn(&str) -> Result<String, String>,
+    ) -> Result<Prepared, MeasurementError> {
+        let fail = |message: String| MeasurementError::Row { row: row.name.clone(), message };
+        let mut value = self.scenario.clone();
+        for (path, knob) in &row.set {
+            set(&mut value, path, knob.clone());
+        }
+        let scenario: Scenario = serde_json::from_value(value).map_err(|e| fail(e.to_string()))?;
+        let plans = plan::resolve(&scenario, read).map_err(|faults| {
+            let all: Vec<String> = faults.iter().map(|f| format!("{}: {} ({})", f.path, f.message, f.help)).collect();
+            fail(all.join("; "))
+        })?;
+        let plan = plans.into_iter().next().ok_or_else(|| fail("no schedule".to_owned()))?;
+        let stack = parameters_of(&plan).map_err(|e| fail(e.to_string()))?;
+        Ok(Prepared {
+            name: row.name.clone(),
+            plan,
+            stack,
+            step_seconds: row.step_seconds,
+            bubble_rate: row.bubble_rate,
+            counts: row.left_out.is_empty(),
+        })
+    }
+}
+
+impl Prepared {
+    /// Predicts the row with the parameters of its own stack.
+    ///
+    /// # Errors
+    /// The plan has no model, or its schedule breaks the law.
+    pub fn predict(&self) -> Result<Prediction, MeasurementError> {
+        self.predict_with(&self.stack)
+    }
+
+    /// Predicts the row with other parameters.
+    ///
+    /// # Errors
+    /// The plan has no model, or its schedule breaks the law.
+    pub fn predict_with(&self, parameters: &Parameters) -> Result<Prediction, MeasurementError> {
+        let fail = |message: String| MeasurementError::Row { row: self.name.clone(), message };
+        let (_, cost) = AnalyticCost::of_plan(&self.plan, parameters).map_err(|e| fail(e.to_string()))?;
+        let schedule = self.plan.schedule(&self.plan.workload()).map_err(|v| fail(format!("{v:?}")))?;
+        let mut engine = Engine::new(&schedule);
+        engine.set_costs(&schedule, &cost);
+        let timeline = engine.run(&Options::default());
+        let metrics = Metrics::of(&schedule, &timeline);
+        let (mut busiest, mut first, mut last) = (0.0_f64, f64::INFINITY, 0.0_f64);
+        for rank in (0..schedule.ranks()).map(crate::ir::ids::Rank::at) {
+            let compute = schedule.program(rank).filter(|(_, task)| task.action.op.is_compute());
+            let spans: Vec<_> = compute.map(|(id, _)| timeline.span(0, id)).collect();
+            busiest = busiest.max(spans.iter().map(|span| span.duration()).sum());
+            first = spans.iter().map(|span| span.start).fold(first, f64::min);
+            last = spans.iter().map(|span| span.end).fold(last, f64::max);
+        }
+        let bubble_rate = if last > first { 1.0 - busiest / (last - first) } else { 0.0 };
+        Ok(Prediction { step_seconds: metrics.makespan, bubble_rate })
+    }
+}
+
+/// Sets a knob by its path; objects on the way are made.
+fn set(value: &mut Value, path: &str, knob: Value) {
+    match path.split_once('.') {
+        _ if !value.is_object() => {
+            *value = Value::Object(serde_json::Map::new());
+            set(value, path, knob);
+        }
+        Some((key, rest)) => set(&mut value[key], rest, knob),
+        None => value[path] = knob,
+    }
+}
