@@ -27,7 +27,7 @@ use crate::ids::{Rank, Stage};
 use crate::model::StagePart;
 use crate::placement::Placement;
 use crate::scenario::Recompute;
-use crate::segments::{Body, Cut, Kernel, Phase, Programs, StageProgram};
+use crate::segments::{Block, Body, Cut, Kernel, Phase, Programs};
 use crate::workload::Workload;
 use std::collections::BTreeSet;
 
@@ -47,7 +47,9 @@ pub fn workload(
     Workload {
         stages: stages.collect(),
         rank_overhead: stack.overhead.value,
-        rank_buffers: (0..placement.ranks()).map(|rank| rank_buffers(cut, programs, placement, stack, rank)).collect(),
+        rank_buffers: (0..placement.ranks())
+            .map(|rank| rank_buffers(cut, parts, placement, stack, Rank(rank)))
+            .collect(),
         gradients_persist: stack.gradients_persist.value,
     }
 }
@@ -67,30 +69,46 @@ pub fn layer_bytes(cut: &Cut<'_>, recompute: Recompute, experts: bool, stack: &M
 }
 
 /// Buffers of the libraries that a rank holds all the time \[B\].
-fn rank_buffers(cut: &Cut<'_>, programs: &Programs, placement: &Placement, stack: &MemoryParameters, rank: u32) -> u64 {
-    let stages: Vec<&StageProgram> =
-        placement.stages_of(Rank(rank)).filter_map(|stage| programs.stages.get(stage.index())).collect();
+fn rank_buffers(
+    cut: &Cut<'_>,
+    parts: &[StagePart],
+    placement: &Placement,
+    stack: &MemoryParameters,
+    rank: Rank,
+) -> u64 {
     let mut shapes = BTreeSet::new();
-    let mut experts = false;
-    for (shape, grouped) in stages.iter().flat_map(|stage| weight_shapes(stage, programs)) {
-        shapes.insert(shape);
-        experts |= grouped;
+    for part in placement.stages_of(rank).filter_map(|stage| parts.get(stage.index())) {
+        let kinds: BTreeSet<bool> = (part.layers.start..part.layers.end).map(|l| cut.model.is_moe_layer(l)).collect();
+        let layers = kinds.into_iter().map(|experts| cut.layer(Recompute::None, experts));
+        let head = part.head.then(|| cut.head(true));
+        layers.chain(head).for_each(|block| shapes.extend(weight_shapes(&block)));
     }
+    let experts = shapes.iter().any(|shape| shape.grouped);
+    let shapes: BTreeSet<(u64, u64)> = shapes.into_iter().map(|shape| (shape.outputs, shape.inputs)).collect();
     let dummies: u64 = shapes.iter().map(|(m, n)| m.saturating_mul(*n).saturating_mul(cut.width())).sum();
     let dummies = if stack.dummy_weight_gradients.value { dummies } else { 0 };
     let grouped = if experts { stack.grouped_gemm_workspace.value } else { 0 };
     dummies.saturating_add(stack.gemm_workspace.value).saturating_add(grouped)
 }
 
-/// The shape of every weight of a stage, and whether it is an expert's: from the kernels that make its gradients.
-fn weight_shapes<'a>(stage: &'a StageProgram, programs: &'a Programs) -> impl Iterator<Item = ((u64, u64), bool)> + 'a {
-    let steps = stage.backward.iter().flat_map(|placed| programs.parts(placed.step));
-    let kernels = steps.filter(|step| step.phase == Phase::Weight).flat_map(|step| match &step.body {
+/// The shape of a weight on one rank.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct WeightShape {
+    outputs: u64,
+    inputs: u64,
+    /// Of an expert.
+    grouped: bool,
+}
+
+/// The shape of every weight of a block, from the kernels that make its gradients.
+fn weight_shapes(block: &Block) -> impl Iterator<Item = WeightShape> + '_ {
+    let steps = block.backward.iter().filter(|step| step.phase == Phase::Weight);
+    let kernels = steps.flat_map(|step| match &step.body {
         Body::Compute(kernels) => kernels.as_slice(),
-        Body::Run(_) | Body::Communicate { .. } => &[],
+        Body::Communicate { .. } | Body::Run(_) => &[],
     });
     kernels.filter_map(|kernel| match kernel {
-        Kernel::Gemm { m, n, grouped, .. } => Some(((*m, *n), *grouped)),
+        Kernel::Gemm { m, n, grouped, .. } => Some(WeightShape { outputs: *m, inputs: *n, grouped: *grouped }),
         _ => None,
     })
 }

@@ -169,7 +169,7 @@ impl Cut<'_> {
     }
 
     /// Parameters of weights on one rank.
-    fn sum(&self, weights: &[Weight]) -> u64 {
+    pub(crate) fn sum(&self, weights: &[Weight]) -> u64 {
         weights.iter().map(|w| w.rank_elements(self.mesh.tensor, self.mesh.expert)).fold(0, u64::saturating_add)
     }
 }

@@ -172,7 +172,7 @@ fn a7_the_heaviest_stage_of_an_uneven_layout() {
         layers: vec![1, 2, 2, 3],
         stack: "megatron-lm",
     };
-    let programs = Programs::new(&case.cut(), &case.parts(), true);
+    let programs = Programs::new(&case.cut(), &case.parts(), false);
     let counts: Vec<u64> = programs.stages.iter().map(|stage| stage.parameters).collect();
     assert_eq!(counts, [3648, 6272, 6272, 9952]);
     let replay = case.replay(&order("1f1b", [4, 8, 1]));

@@ -9,7 +9,7 @@ use crate::ids::Stage;
 use crate::model::StagePart;
 use crate::placement::Placement;
 use crate::scenario::{Attention, Recompute, SequenceParallel};
-use crate::segments::{Cut, Phase, Programs, StageProgram};
+use crate::segments::{Cut, Programs, StageProgram};
 use crate::workload::{SplitWorkload, StageWorkload};
 
 /// Bytes of an fp32 number \[B\].
@@ -38,7 +38,7 @@ pub(super) struct Facts<'a> {
 impl Facts<'_> {
     pub(super) fn workload(&self) -> StageWorkload {
         let State { parameters, gradients, optimizer } =
-            State::new(self.cut, self.stack, self.program.parameters, self.program.expert_parameters);
+            State::new(self.cut, self.stack, self.program.parameters, self.expert_parameters());
         let setup = self.cut.setup;
         let replicated = self.cut.mesh.replicas() > 1;
         let count = self.program.parameters;
@@ -82,7 +82,15 @@ impl Facts<'_> {
     }
 
     fn has_experts(&self, layer: u32) -> bool {
-        self.cut.model.mixture_of_experts.is_some_and(|moe| layer >= moe.first_dense_layers)
+        self.cut.model.is_moe_layer(layer)
+    }
+
+    /// Parameters of experts on one rank.
+    fn expert_parameters(&self) -> u64 {
+        let [_, (_, layers)] = self.layers();
+        let mut weights = if layers > 0 { self.cut.model.layer_weights(true) } else { Vec::new() };
+        weights.retain(|weight| weight.experts.is_some());
+        self.cut.sum(&weights).saturating_mul(layers)
     }
 
     /// Layers of the stage without and with experts.
@@ -241,6 +249,6 @@ impl Facts<'_> {
 
     fn forward_flops(&self) -> f64 {
         let steps = self.program.forward.iter().filter_map(|placed| self.programs.step(placed.step));
-        steps.filter(|step| step.phase == Phase::Forward).map(|step| step.work().flops).sum()
+        steps.map(|step| step.work().flops).sum()
     }
 }
