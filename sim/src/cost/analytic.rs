@@ -10,11 +10,13 @@ mod fold;
 mod kernel;
 mod of_plan;
 mod parameters;
+mod segment;
 
 pub use collective::{Group, Links};
 pub use kernel::Device;
 pub use of_plan::{AnalyticError, parameters_of};
 pub use parameters::{Parameters, STACKS, stack};
+pub use segment::SegmentCost;
 
 use super::CostModel;
 use fold::Clocks;
@@ -78,6 +80,8 @@ pub struct AnalyticCost {
     gpus_per_node: u32,
     /// The norm of the gradients over all ranks.
     clip: f64,
+    /// Share of hidden messages' time that compute loses to them.
+    overlap_cost: f64,
 }
 
 /// Bytes of the fp32 number that the ranks reduce to clip gradients \[B\].
@@ -132,6 +136,7 @@ impl AnalyticCost {
             mesh: *facts.mesh,
             gpus_per_node: facts.cluster.gpus_per_node(),
             clip: 0.0,
+            overlap_cost: p.overlap_cost.value,
             steps,
         };
         cost.clip = cost.links.collective(&norm, &world);
