@@ -56,7 +56,8 @@ struct Case {
 
 impl Case {
     fn new(plan: Plan) -> Self {
-        let (programs, cost) = AnalyticCost::of_plan(&plan, &parameters_of(&plan, &|file| Err(file.to_owned())).unwrap()).unwrap();
+        let (programs, cost) =
+            AnalyticCost::of_plan(&plan, &parameters_of(&plan, &|file| Err(file.to_owned())).unwrap()).unwrap();
         let whole = plan.schedule(&plan.workload()).unwrap();
         let cut = whole.segmented(&programs);
         Self { plan, programs, cost, whole, cut }

@@ -24,8 +24,7 @@ pub(crate) fn run(args: &FitArgs) -> Result<u8, Failure> {
     };
     let source = format!("fitted on {}", names.join("; "));
     let first = args.files.first().map_or(Path::new(""), |file| file);
-    let fitted =
-        fit(&start, &args.parameters, &rows, args.rounds, &source).map_err(|error| at(first, &error))?;
+    let fitted = fit(&start, &args.parameters, &rows, args.rounds, &source).map_err(|error| at(first, &error))?;
     let [before, after] = fitted.error.map(|error| error * 100.0);
     output::note(&format!(
         "{} rows: mean error {before:.2} % before, {after:.2} % after",

@@ -73,7 +73,9 @@ impl Costs {
                 let help = "name one of them in cluster.stack, or give the file of your own";
                 loaded.fault("cluster", "cluster::stack", e.to_string(), help)
             };
-            return Ok(Costs::Analytic(Box::new(parameters_of(plan, &|file| loaded.read_beside(file)).map_err(fault)?)));
+            return Ok(Costs::Analytic(Box::new(
+                parameters_of(plan, &|file| loaded.read_beside(file)).map_err(fault)?,
+            )));
         }
         let Some(costs) = &loaded.scenario.costs else {
             let message = "the scenario has no costs to predict with".to_owned();

@@ -81,14 +81,21 @@ fn quantities(tables: &[Accuracy]) -> impl Iterator<Item = Quantity<'_>> {
         let step = table.step_times.as_ref();
         let step = step.map(|errors| Quantity { table, errors, name: "step time [s]", unit: "%", show: seconds });
         let bubble = table.bubble_rates.as_ref();
-        let bubble = bubble.map(|errors| Quantity { table, errors, name: "bubble rate [%]", unit: "points", show: share });
+        let bubble =
+            bubble.map(|errors| Quantity { table, errors, name: "bubble rate [%]", unit: "points", show: share });
         step.into_iter().chain(bubble)
     })
 }
 
 /// Four digits.
 fn seconds(time: f64) -> String {
-    let decimals = if time >= 100.0 { 1 } else if time >= 10.0 { 2 } else { 3 };
+    let decimals = if time >= 100.0 {
+        1
+    } else if time >= 10.0 {
+        2
+    } else {
+        3
+    };
     format!("{time:.decimals$}")
 }
 

@@ -121,7 +121,8 @@ impl<'a> Attention<'a> {
         let compressed = u64::from(latent.kv_lora_rank) + latent.q_lora_rank.map_or(0, u64::from);
         let passes = if phase == Phase::Input { 4 } else { 2 };
         let parts = self.heads * (2 * self.qk_dim + self.v_dim);
-        let kernels = [elementwise(passes * tokens * compressed * width, 2), elementwise(2 * tokens * parts * width, 2)];
+        let kernels =
+            [elementwise(passes * tokens * compressed * width, 2), elementwise(2 * tokens * parts * width, 2)];
         w.compute(phase, "attention", kernels);
     }
 

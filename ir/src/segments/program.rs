@@ -223,7 +223,11 @@ impl Programs {
             let (layer, steps) = gathers(i);
             let behind = between + gathers(i + 1).1.len();
             let waits = |j: usize| u32::try_from(steps.len() - j + behind).unwrap_or(Placed::NEVER);
-            placed.extend(steps.iter().enumerate().map(|(j, step)| Placed { step: *step, layer, joined_after: waits(j) }));
+            placed.extend(steps.iter().enumerate().map(|(j, step)| Placed {
+                step: *step,
+                layer,
+                joined_after: waits(j),
+            }));
         };
         place_gathers(&mut placed, 0, 0);
         for (i, (layer, block)) in blocks.iter().enumerate() {

@@ -36,10 +36,7 @@ pub enum AnalyticError {
 ///
 /// # Errors
 /// There is no cluster, its file is none of a stack, or nobody has fitted it.
-pub fn parameters_of(
-    plan: &Plan,
-    read: &dyn Fn(&str) -> Result<String, String>,
-) -> Result<Parameters, AnalyticError> {
+pub fn parameters_of(plan: &Plan, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Parameters, AnalyticError> {
     let name = &plan.cluster.as_ref().ok_or(AnalyticError::NoCluster)?.stack;
     if name.ends_with(".json") {
         let fail = |message: String| AnalyticError::File { name: name.clone(), message };
