@@ -152,7 +152,7 @@ fn message(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut P
     }
 }
 
-const AXES: [Axis; 4] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Expert];
+const AXES: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Expert, Axis::DataContext];
 
 /// Which share of a rank's messages leaves its node, by axis.
 #[derive(Clone, Copy, Debug, Default)]
@@ -173,7 +173,7 @@ impl Shares {
         let mut shares = vec![Self::default(); ranks];
         let share = 1.0 / (mesh.devices() / u64::from(mesh.pipeline.max(1))).max(1) as f64;
         for (i, axis) in AXES.into_iter().enumerate().filter(|(_, axis)| mesh.size(*axis) > 1) {
-            for group in mesh.groups(Group::Along(axis)) {
+            for group in mesh.groups(Group::from(axis)) {
                 let rank = group.first().map_or(0, |device| mesh.coordinate(*device, Axis::Pipeline));
                 let Some(shares) = shares.get_mut(rank as usize) else { continue };
                 let mut nodes: Vec<u64> = group.iter().map(|device| node(*device)).collect();

@@ -405,7 +405,7 @@ pub(crate) struct FitArgs {
     /// Tables of measurements: a base scenario, and rows that change some of its knobs
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
-    /// Parameters to fit, separated by commas; the others stay
+    /// Parameters to fit, separated by commas; those joined by `+` change by the same factor, the others stay
     #[arg(long, value_name = "A,B,..", required = true, value_delimiter = ',')]
     pub(crate) parameters: Vec<String>,
     /// Where to start: a known software stack, or a file of one's own. Default: the stack of the first row
