@@ -6,7 +6,7 @@ use pipewright::ir::communication::{MessageKind, Network, traffic};
 use pipewright::ir::flops::{self, Flops, Throughput};
 use pipewright::ir::ids::Rank;
 use pipewright::ir::memory;
-use pipewright::ir::mesh::{Axis, Group, Mesh};
+use pipewright::ir::mesh::{Axis, Mesh};
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::{self, Plan};
 use pipewright::ir::schedule::Schedule;
@@ -342,18 +342,6 @@ fn folded_and_full_simulations_agree_in_time_and_memory() {
             }
         }
     }
-}
-
-/// A slow replica holds up those that it shares a group with: the replicas of a full simulation are not just copies.
-#[test]
-fn a_full_simulation_waits_for_every_member_of_a_group() {
-    let case = Case::new(plans(&sizes(1, 1, 2, 2), "", r#"["1f1b"]"#).remove(0));
-    let mut engine = Engine::new(&case.whole);
-    engine.set_costs(&case.whole, &case.cost);
-    let mesh = case.plan.mesh;
-    let all = engine.replicated(&case.whole, &mesh).run(&Options::default());
-    assert_eq!(all.tasks, 2 * case.whole.len());
-    assert_eq!(mesh.groups(Group::Along(Axis::Data)).count(), 2);
 }
 
 /// At the detail of segments a step lasts as long as at that of stages, to rounding, where no message goes on beside the
