@@ -2,6 +2,7 @@
 //!
 //! One law: a function of its [`Run`]s and nothing else, to the byte: no clock, no locale, no fonts of the machine.
 
+pub mod accuracy;
 mod axis;
 mod canvas;
 mod colour;

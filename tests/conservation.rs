@@ -56,8 +56,9 @@ struct Case {
 
 impl Case {
     fn new(plan: Plan) -> Self {
-        let (programs, cost) = AnalyticCost::of_plan(&plan, &parameters_of(&plan).unwrap()).unwrap();
-        let whole = plan.schedule(&plan.workload()).unwrap();
+        let parameters = parameters_of(&plan, &|_| Err(String::new())).unwrap();
+        let (programs, cost) = AnalyticCost::of_plan(&plan, &parameters).unwrap();
+        let whole = plan.schedule(&plan.workload(&programs, &parameters.memory_stack().unwrap())).unwrap();
         let cut = whole.segmented(&programs);
         Self { plan, programs, cost, whole, cut }
     }
@@ -286,7 +287,7 @@ fn workload(stages: u64) -> Workload {
         optimizer_workspace: 9,
         ..StageWorkload::default()
     };
-    Workload { rank_overhead: 0, stages: (0..stages).map(stage).collect() }
+    Workload { stages: (0..stages).map(stage).collect(), ..Workload::default() }
 }
 
 const SCHEDULES: &str =

@@ -264,7 +264,7 @@ fn schedule_json() {
         .map(|(csv, m)| {
             let order = PipelineOrder::from_csv(csv, m).unwrap();
             let stage = StageWorkload { activations: 5, output: 3, gradients: 2, ..StageWorkload::default() };
-            let workload = Workload { rank_overhead: 1, stages: vec![stage; 2] };
+            let workload = Workload { rank_overhead: 1, stages: vec![stage; 2], ..Workload::default() };
             let program = add_optimizer_step(add_gradient_reduction(add_send_recv(&order)));
             let schedule = Draft::lower(&program, &workload).seal().unwrap();
             let mut file = ScheduleFile::of("fuzz", &schedule, &workload);
@@ -298,11 +298,17 @@ fn scenario() -> Value {
         "model": { "num_layers": 4, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32,
                    "max_position_embeddings": 16 },
         "parallel": { "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 1,
-                      "data_parallel_size": 1, "layout": [2, 2], "zero_stage": 0 },
-        "training": { "global_batch_size": 8, "micro_batch_size": 2, "num_microbatches": 4, "seq_length": 16 },
+                      "data_parallel_size": 1, "layout": [2, 2], "zero_stage": 0, "tensor_model_parallel_size": 2,
+                      "context_parallel_size": 2, "expert_model_parallel_size": 1, "world_size": 8,
+                      "sequence_parallel": ["megatron", "ring"], "order": "tp-cp-dp-pp",
+                      "account_for_loss_in_pipeline_split": false },
+        "cluster": { "preset": "dgx-a100-80g", "nodes": 1, "gpus": 8, "stack": "a100-megatron" },
+        "training": { "global_batch_size": 8, "micro_batch_size": 2, "num_microbatches": 4, "seq_length": 16,
+                      "dtype": "bf16", "gradient_dtype": "fp32", "recompute": ["none", "full"], "attention": "flash",
+                      "clip_grad": 1.0, "dropout": false, "tp_comm_overlap": true },
         "schedules": ["gpipe", { "name": "1f1b", "max_activations": null, "num_seq_splits": null },
                       { "name": "interleaved-1f1b", "virtual_pipeline_model_parallel_size": 1,
-                        "microbatch_group_size_per_vp_stage": 2, "layout": [2, 2] },
+                        "microbatch_group_size_per_vp_stage": 2, "layout": "Ett|ttL" },
                       { "name": "custom", "csv": "order.csv" }],
         "execute": { "device": "cpu", "steps": 1, "data": "data.txt", "seed": 0,
                      "optimizer": { "kind": "adamw", "lr": 0.001, "betas": [0.9, 0.99] } }
@@ -391,7 +397,7 @@ fn the_command_line_never_has_a_bug_to_report() {
         let csv = damage_text(ORDER, &mut random);
         std::fs::write(folder.join("order.csv"), csv).unwrap();
         let (text, verb) = if run.is_multiple_of(2) {
-            (damage_json(&whole, &mut random), random.pick(&["check", "simulate", "model"]))
+            (damage_json(&whole, &mut random), random.pick(&["plan", "check", "simulate", "model"]))
         } else {
             (whole.to_string(), "check")
         };

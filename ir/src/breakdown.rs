@@ -78,7 +78,7 @@ impl Part {
             Part::Exposed(Axis::Context) => "exposed_cp",
             Part::Exposed(Axis::Expert) => "exposed_ep",
             Part::Exposed(Axis::Pipeline) => "exposed_pp",
-            Part::Exposed(Axis::Data) => "exposed_dp",
+            Part::Exposed(Axis::Data | Axis::DataContext | Axis::ExpertData) => "exposed_dp",
             Part::Bubble(Cause::Fill) => "bubble_fill",
             Part::Bubble(Cause::Drain) => "bubble_drain",
             Part::Bubble(Cause::Forward) => "bubble_forward",
@@ -99,8 +99,6 @@ impl Part {
         let phase = task.step.program.and_then(|step| programs?.step(step)).map(|step| step.phase);
         match (task.action.op, phase) {
             (_, Some(Phase::Recompute)) => Part::Recompute,
-            (_, Some(Phase::Input)) => Part::BackwardInput,
-            (_, Some(Phase::Weight)) => Part::BackwardWeight,
             (Op::Forward, _) => Part::Forward,
             (Op::FullBackward, _) => Part::Backward,
             (Op::BackwardInput, _) => Part::BackwardInput,

@@ -14,7 +14,7 @@ use crate::action::Op;
 use crate::mesh::Mesh;
 use crate::plan::Plan;
 use crate::schedule::Schedule;
-use crate::segments::{Cut, Phase, Placed, Programs};
+use crate::segments::{Body, Cut, Phase, Placed, Programs};
 
 /// Floating-point operations by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,19 +40,25 @@ impl Flops {
         self.model() + self.recompute
     }
 
-    /// Those of some steps that `counts`.
-    pub fn of(programs: &Programs, placed: &[Placed], counts: impl Fn(Phase) -> bool) -> Self {
+    /// Those of some steps.
+    pub fn of(programs: &Programs, placed: &[Placed]) -> Self {
         let mut flops = Self::default();
-        for step in placed.iter().filter_map(|placed| programs.step(placed.step)).filter(|step| counts(step.phase)) {
-            let slot = match step.phase {
-                Phase::Forward => &mut flops.forward,
-                Phase::Recompute => &mut flops.recompute,
-                Phase::Input => &mut flops.input,
-                Phase::Weight => &mut flops.weight,
-            };
-            *slot += step.work().flops;
-        }
+        placed.iter().for_each(|placed| flops.count(programs, placed.step));
         flops
+    }
+
+    fn count(&mut self, programs: &Programs, step: u32) {
+        let Some(step) = programs.step(step) else { return };
+        if let Body::Run(steps) = &step.body {
+            steps.iter().for_each(|step| self.count(programs, *step));
+        }
+        let slot = match step.phase {
+            Phase::Forward => &mut self.forward,
+            Phase::Recompute => &mut self.recompute,
+            Phase::Input => &mut self.input,
+            Phase::Weight => &mut self.weight,
+        };
+        *slot += step.work().flops;
     }
 
     fn add(&mut self, other: Self, times: f64) {
@@ -67,8 +73,8 @@ impl Flops {
 pub fn of_microbatch(programs: &Programs) -> Flops {
     let mut flops = Flops::default();
     for stage in &programs.stages {
-        flops.add(Flops::of(programs, &stage.forward, |_| true), 1.0);
-        flops.add(Flops::of(programs, &stage.backward, |_| true), 1.0);
+        flops.add(Flops::of(programs, &stage.forward), 1.0);
+        flops.add(Flops::of(programs, &stage.backward), 1.0);
     }
     flops
 }
@@ -78,10 +84,10 @@ pub fn of_step(schedule: &Schedule, programs: &Programs, mesh: &Mesh) -> Flops {
     let lists = |op: Op, stage: usize| {
         let stage = programs.stages.get(stage)?;
         Some(match op {
-            Op::Forward => Flops::of(programs, &stage.forward, |_| true),
-            Op::FullBackward => Flops::of(programs, &stage.backward, |_| true),
-            Op::BackwardInput => Flops::of(programs, &stage.backward, |phase| phase != Phase::Weight),
-            Op::BackwardWeight => Flops::of(programs, &stage.backward, |phase| phase == Phase::Weight),
+            Op::Forward => Flops::of(programs, &stage.forward),
+            Op::FullBackward => Flops::of(programs, &stage.backward),
+            Op::BackwardInput => Flops::of(programs, &stage.input),
+            Op::BackwardWeight => Flops::of(programs, &stage.weight),
             _ => return None,
         })
     };
@@ -110,7 +116,7 @@ impl Plan {
     pub fn model_flops(&self) -> Option<f64> {
         let cut = self.cut()?;
         let one = Mesh::default();
-        let whole = Programs::new(&Cut { mesh: &one, ..cut }, &self.parts());
+        let whole = Programs::new(&Cut { mesh: &one, ..cut }, &self.parts(), false);
         let microbatches = [self.batch.microbatches, self.batch.rounds, self.mesh.data].map(|n| f64::from(n.max(1)));
         Some(of_microbatch(&whole).model() * microbatches.iter().product::<f64>())
     }

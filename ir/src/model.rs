@@ -1,9 +1,23 @@
-//! The shape of a GPT: how many parameters, floating-point operations and bytes a run of its layers has.
+//! The shape of a model: which weights it has, and how many parameters and floating-point operations follow from them.
 //!
-//! One law: every count here is exact integer arithmetic over the shape, so that the executor's real tensors can be
-//! checked against it.
+//! One law: every count here is exact integer arithmetic over the shape, so that real tensors can be checked against it.
+
+mod describe;
+mod flops;
+mod hugging_face;
+mod padding;
+mod parameters;
+mod presets;
+mod weights;
+
+pub use hugging_face::import;
+pub use padding::padded_vocab_size;
+pub use presets::{preset, preset_names};
+pub use weights::{Split, Weight};
 
 use crate::ids::LayerRange;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// A decoder-only transformer, with Megatron's names. [`ModelShape::gpt`] is the GPT that the executor trains; what
 /// other models have differently are the fields behind `untie_embeddings_and_output_weights`.
@@ -53,19 +67,22 @@ pub struct ModelShape {
     pub mtp_num_layers: u32,
 }
 
-/// Kinds of norms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Kinds of norms, with Megatron's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Normalization {
     /// A weight and a bias of `H`.
     LayerNorm,
     /// A weight of `H`.
+    #[serde(rename = "RMSNorm")]
     RmsNorm,
 }
 
-/// Kinds of positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Kinds of positions, with Megatron's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum PositionEmbedding {
     /// A weight `[P, H]`.
+    #[serde(rename = "learned_absolute")]
     Learned,
     /// Rotary: no weight.
     Rope,
@@ -144,50 +161,55 @@ impl ModelShape {
         }
     }
 
-    /// Parameters of one transformer layer: `4 H^2 + 2 H F + 9 H + F` (with `F = 4 H`: `12 H^2 + 13 H`).
-    pub fn layer_parameters(&self) -> u64 {
-        let (h, f) = (u64::from(self.hidden_size), u64::from(self.ffn_hidden_size));
-        let attention = 4 * h * h + 4 * h;
-        let mlp = 2 * h * f + f + h;
-        attention + mlp + 4 * h
+    /// The part that is the whole model.
+    pub fn whole(&self) -> StagePart {
+        StagePart { layers: LayerRange { start: 0, end: self.num_layers }, embedding: true, head: true }
     }
 
-    /// Parameters of the token embedding: `V H`.
-    pub fn token_embedding_parameters(&self) -> u64 {
-        u64::from(self.vocab_size) * u64::from(self.hidden_size)
+    /// Whether a layer has experts in the place of its MLP.
+    pub fn is_moe_layer(&self, layer: u32) -> bool {
+        self.mixture_of_experts.as_ref().is_some_and(|moe| layer >= moe.first_dense_layers)
     }
 
-    /// Parameters of the whole model, a tied weight counted once.
-    pub fn parameters(&self) -> u64 {
-        let whole = StagePart { layers: LayerRange { start: 0, end: self.num_layers }, embedding: true, head: true };
-        self.part_parameters(whole)
+    /// Of the layers of a part, how many have a plain MLP and how many have experts.
+    pub(crate) fn layers_of_each_kind(&self, part: StagePart) -> (u64, u64) {
+        let first_moe = self.mixture_of_experts.as_ref().map_or(u32::MAX, |moe| moe.first_dense_layers);
+        let dense = part.layers.end.min(first_moe).saturating_sub(part.layers.start);
+        (u64::from(dense), u64::from(part.layers.len().saturating_sub(dense)))
     }
 
-    /// Parameters of a part of the model. A tied head that stands apart from the embedding is a copy and counted; on
-    /// the embedding's own stage it is not.
-    pub fn part_parameters(&self, part: StagePart) -> u64 {
-        let h = u64::from(self.hidden_size);
-        let mut n = u64::from(part.layers.len()) * self.layer_parameters();
-        if part.embedding {
-            n += self.token_embedding_parameters() + u64::from(self.max_position_embeddings) * h;
-        }
-        if part.head {
-            n += 2 * h;
-            if self.untie_embeddings_and_output_weights || !part.embedding {
-                n += self.token_embedding_parameters();
-            }
-        }
-        n
+    /// Whether this is [`ModelShape::gpt`] but for the inner size of the MLP and the tying of the head.
+    pub fn is_gpt(&self) -> bool {
+        self.unlike_gpt().is_none()
     }
 
-    /// Matrix-multiply FLOPs of one forward pass over `tokens = B S` tokens of sequences of length `seq`:
-    /// `2 (4 H^2 + 2 H F)` a token and layer for the linear layers, `4 S H` for attention (not halved for the causal
-    /// mask), `2 H V` for the head. At most `u64::MAX`. Backward is twice that (Narayanan et al. 2021, appendix).
-    pub fn forward_flops(&self, part: StagePart, tokens: u64, seq: u64) -> u64 {
-        let (h, f) = (u64::from(self.hidden_size), u64::from(self.ffn_hidden_size));
-        let layer = 2 * (4 * h * h + 2 * h * f) + 4 * seq * h;
-        let head = if part.head { 2 * self.token_embedding_parameters() } else { 0 };
-        tokens.saturating_mul(u64::from(part.layers.len()).saturating_mul(layer).saturating_add(head))
+    /// The first thing that [`ModelShape::gpt`] has differently, in words; its MLP may have any inner size and its head may
+    /// be tied or not.
+    pub fn unlike_gpt(&self) -> Option<&'static str> {
+        let gpt = Self::gpt(
+            self.num_layers,
+            self.hidden_size,
+            self.num_attention_heads,
+            self.vocab_size,
+            self.max_position_embeddings,
+        );
+        let differences = [
+            (self.latent_attention != gpt.latent_attention, "multi-head latent attention"),
+            (self.num_query_groups != gpt.num_query_groups, "grouped-query attention"),
+            (self.kv_channels != gpt.kv_channels, "heads that are not hidden_size / num_attention_heads wide"),
+            (self.mixture_of_experts != gpt.mixture_of_experts, "a mixture of experts"),
+            (self.gated_linear_unit != gpt.gated_linear_unit, "a gated MLP (swiglu)"),
+            (self.normalization != gpt.normalization, "RMSNorm"),
+            (self.position_embedding != gpt.position_embedding, "positions that are not learned"),
+            (self.add_bias_linear != gpt.add_bias_linear, "linear layers without a bias"),
+            (self.add_qkv_bias != gpt.add_qkv_bias, "queries, keys and values without a bias"),
+            (self.qk_layernorm != gpt.qk_layernorm, "norms of queries and keys"),
+            (self.post_norms != gpt.post_norms, "norms behind attention and MLP"),
+            (self.shared_norm != gpt.shared_norm, "one norm for attention and MLP"),
+            (self.embedding_norm != gpt.embedding_norm, "a norm of the embedding"),
+            (self.mtp_num_layers != gpt.mtp_num_layers, "multi-token prediction"),
+        ];
+        differences.into_iter().find(|(differs, _)| *differs).map(|(_, what)| what)
     }
 }
 
@@ -196,12 +218,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpt2_has_its_published_size() {
-        let gpt2 = ModelShape::gpt(12, 768, 12, 50257, 1024);
-        assert_eq!(gpt2.parameters(), 124_439_808);
-        let first = StagePart { layers: LayerRange { start: 0, end: 6 }, embedding: true, head: false };
-        let last = StagePart { layers: LayerRange { start: 6, end: 12 }, embedding: false, head: true };
-        let copies = gpt2.part_parameters(first) + gpt2.part_parameters(last);
-        assert_eq!(copies, gpt2.parameters() + gpt2.token_embedding_parameters());
+    fn a_gpt_may_have_any_ffn_and_head_but_nothing_else() {
+        let gpt = ModelShape::gpt(4, 16, 2, 32, 12);
+        let free = ModelShape { ffn_hidden_size: 48, untie_embeddings_and_output_weights: true, ..gpt };
+        assert!(gpt.is_gpt() && free.is_gpt());
+        assert_eq!(ModelShape { num_query_groups: 1, ..gpt }.unlike_gpt(), Some("grouped-query attention"));
+        assert_eq!(ModelShape { normalization: Normalization::RmsNorm, ..gpt }.unlike_gpt(), Some("RMSNorm"));
     }
 }

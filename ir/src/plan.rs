@@ -6,6 +6,7 @@ mod batch;
 mod custom;
 mod layout;
 mod mesh;
+mod model;
 mod parallel;
 mod programs;
 mod setup;
@@ -14,6 +15,7 @@ mod unit_faults;
 pub use batch::Batch;
 pub use custom::Source;
 pub use layout::even_layout;
+pub use model::model_shape;
 
 use crate::action::Op;
 use crate::cluster::Cluster;
@@ -25,7 +27,7 @@ use crate::model::{ModelShape, StagePart};
 use crate::order::PipelineOrder;
 use crate::passes;
 use crate::placement::Placement;
-use crate::scenario::{Model, OptimizerName, PerRank, Scenario, ScheduleEntry};
+use crate::scenario::{OptimizerName, PerRank, Scenario, ScheduleEntry};
 use crate::schedule::{Draft, Schedule};
 use crate::schedules::{self, Chunks, Family, ScheduleParams};
 use crate::setup::Setup;
@@ -99,7 +101,7 @@ impl Plan {
             order = passes::add_gradient_reduction(order);
         }
         // ZeRO-3 scatters gradients in every backward and gathers weights in every forward.
-        let replicas = self.mesh.data > 1 && self.setup.zero_stage < 3;
+        let replicas = self.mesh.replicas() > 1 && self.setup.zero_stage < 3;
         if replicas && !order.has(|op| op == Op::ReduceData) {
             order = passes::add_data_reduction(order);
         }
@@ -162,7 +164,7 @@ pub fn resolve(scenario: &Scenario, read: &dyn Fn(&str) -> Result<String, String
         batch_faults.retain(|fault| fault.code != batch::DIVIDE);
     }
     faults.extend(mesh_faults.into_iter().chain(batch_faults));
-    let model = scenario.model.as_ref().and_then(|m| resolve_model(m, scenario, &mut faults));
+    let model = scenario.model.as_ref().and_then(|m| model::resolve(m, scenario, read, &mut faults));
     let mut plans = Vec::new();
     let (cluster, model) = (cluster.as_ref(), model.as_ref());
     let context = Context { scenario, ranks, batch, mesh: &mesh, setup: &setup, cluster, model, read };
@@ -309,21 +311,7 @@ fn job(context: &Context<'_>) -> String {
         Some((OptimizerName::Sgd, true)) => "SGD with momentum",
         Some((OptimizerName::Adamw, _)) | None => "AdamW",
     };
-    let model = context.model.map_or_else(
-        || "no model".to_owned(),
-        |m| {
-            let head = if m.untie_embeddings_and_output_weights { "untied" } else { "tied" };
-            format!(
-                "GPT of {} layers, hidden {}, {} heads, ffn {}, vocabulary {}, {} positions, {head} head",
-                m.num_layers,
-                m.hidden_size,
-                m.num_attention_heads,
-                m.ffn_hidden_size,
-                m.vocab_size,
-                m.max_position_embeddings
-            )
-        },
-    );
+    let model = context.model.map_or_else(|| "no model".to_owned(), ModelShape::describe);
     format!("{model}; microbatch of {micro_batch_size} x {seq_length} tokens, fp32, {optimizer}")
 }
 
@@ -395,59 +383,6 @@ fn unknown_family(at: &str, name: &str) -> Fault {
     let known: Vec<&str> = schedules::FAMILIES.iter().map(|f| f.name).chain(["custom"]).collect();
     let message = format!("`{name}` is not a schedule of this version");
     Fault::new(at, "schedule::unknown", message, format!("known are {}", known.join(", ")))
-}
-
-fn resolve_model(model: &Model, scenario: &Scenario, faults: &mut Vec<Fault>) -> Option<ModelShape> {
-    let before = faults.len();
-    let mut at_least_one = |value: u32, key: &str| {
-        if value == 0 {
-            let path = format!("model.{key}");
-            faults.push(Fault::new(&path, "model::zero", format!("{path} is 0"), "use 1 or more"));
-        }
-    };
-    let hidden = model.hidden_size;
-    let ffn = model.ffn_hidden_size.unwrap_or(hidden.saturating_mul(4));
-    let vocab = model.vocab_size.unwrap_or(256);
-    let positions = model.max_position_embeddings.or(scenario.training.seq_length);
-    for (value, key) in [
-        (model.num_layers, "num_layers"),
-        (hidden, "hidden_size"),
-        (model.num_attention_heads, "num_attention_heads"),
-        (model.ffn_hidden_size.unwrap_or(1), "ffn_hidden_size"),
-        (vocab, "vocab_size"),
-    ] {
-        at_least_one(value, key);
-    }
-    for (value, most, path) in [
-        (model.num_layers, 100_000, "model.num_layers"),
-        (hidden, 1 << 20, "model.hidden_size"),
-        (ffn, 1 << 23, "model.ffn_hidden_size"),
-        (vocab, 1 << 24, "model.vocab_size"),
-        (scenario.training.seq_length.unwrap_or(1), 1 << 26, "training.seq_length"),
-    ] {
-        if value > most {
-            let message = format!("{path} is {value}; more than {most} is taken for a slip");
-            faults.push(Fault::new(path, "model::size", message, format!("use {most} or less")));
-        }
-    }
-    if let Some(rest) = hidden.checked_rem(model.num_attention_heads).filter(|rest| *rest != 0) {
-        let heads = model.num_attention_heads;
-        let message = format!("{heads} attention heads do not divide the hidden size: {hidden} % {heads} = {rest}");
-        let legal: Vec<String> = nearest_divisors(hidden, heads).iter().map(u32::to_string).collect();
-        let help = format!("use {} heads", legal.join(" or "));
-        faults.push(Fault::new("model.num_attention_heads", "model::heads", message, help));
-    }
-    let seq = scenario.training.seq_length.unwrap_or(0);
-    if let Some(positions) = positions.filter(|positions| *positions < seq) {
-        let message = format!("sequences of {seq} tokens do not fit in {positions} learned positions");
-        let help = format!("use training.seq_length = {positions}, or raise model.max_position_embeddings");
-        faults.push(Fault::new("model.max_position_embeddings", "model::positions", message, help));
-    }
-    (faults.len() == before).then(|| ModelShape {
-        ffn_hidden_size: ffn,
-        untie_embeddings_and_output_weights: model.untie_embeddings_and_output_weights.unwrap_or(false),
-        ..ModelShape::gpt(model.num_layers, hidden, model.num_attention_heads, vocab, positions.unwrap_or(1))
-    })
 }
 
 /// The divisors of `n` next to `near`: the largest below it and the smallest above.

@@ -5,16 +5,20 @@
 mod cluster;
 mod entry;
 mod layout;
+mod model;
 mod one_or_many;
 mod parallel;
 mod training;
+pub mod variant;
 
 pub use cluster::ClusterChoice;
 pub use entry::{PerRank, ScheduleEntry};
 pub use layout::Layout;
+pub use model::Model;
 pub use one_or_many::OneOrMany;
 pub use parallel::{Parallel, SequenceParallel};
 pub use training::{Attention, Dtype, Recompute, Training};
+pub use variant::Variant;
 
 use crate::spec::Semantics;
 use schemars::JsonSchema;
@@ -47,6 +51,9 @@ pub struct Scenario {
     pub schedules: Vec<ScheduleEntry>,
     /// How to really run it.
     pub execute: Option<Execute>,
+    /// The same scenario with some knobs set otherwise, each beside the others. Without any, the scenario itself.
+    #[serde(default)]
+    pub variants: Vec<Variant>,
 }
 
 /// The cost models.
@@ -112,26 +119,6 @@ impl Overlap {
             Overlap::Overlapped => "overlapped",
         }
     }
-}
-
-/// The shape of a GPT, with Megatron's names.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Model {
-    /// Transformer layers.
-    pub num_layers: u32,
-    /// Hidden size.
-    pub hidden_size: u32,
-    /// Attention heads; divides the hidden size.
-    pub num_attention_heads: u32,
-    /// Inner size of the MLP. Default 4 times the hidden size.
-    pub ffn_hidden_size: Option<u32>,
-    /// Vocabulary. Default 256: bytes.
-    pub vocab_size: Option<u32>,
-    /// Longest sequence. Default: the sequence length of the training.
-    pub max_position_embeddings: Option<u32>,
-    /// Whether the output head has a weight of its own. Default false: it shares the token embedding.
-    pub untie_embeddings_and_output_weights: Option<bool>,
 }
 
 /// Devices of the executor.

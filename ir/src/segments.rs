@@ -13,13 +13,14 @@ mod kernel;
 mod layer;
 mod mlp;
 mod program;
+mod runs;
 mod writer;
 
 pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
 pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
 
 use crate::mesh::Mesh;
-use crate::model::ModelShape;
+use crate::model::{ModelShape, Weight};
 use crate::scenario::Recompute;
 use crate::setup::Setup;
 use crate::task::Work;
@@ -42,6 +43,8 @@ pub enum Phase {
 pub enum Body {
     /// Kernels, one after another.
     Compute(Vec<Kernel>),
+    /// Other steps of the table, one after another: a segment that goes over the borders of layers.
+    Run(Vec<u32>),
     /// A message over an axis of the mesh. It starts when the compute step before it has ended.
     Communicate {
         /// What is sent.
@@ -63,21 +66,22 @@ pub struct Step {
 }
 
 impl Step {
-    /// How much it computes: floating-point operations without regard to masks, and bytes of memory read and written.
+    /// How much its own kernels compute: floating-point operations without regard to masks, and bytes of memory read and
+    /// written. For a step of a table, a run of others included, ask [`Programs::work`].
     pub fn work(&self) -> Work {
         match &self.body {
             Body::Compute(kernels) => kernels.iter().fold(Work::default(), |sum, kernel| Work {
                 flops: sum.flops + kernel.flops(),
                 bytes: sum.bytes + kernel.bytes(),
             }),
-            Body::Communicate { .. } => Work::default(),
+            Body::Run(_) | Body::Communicate { .. } => Work::default(),
         }
     }
 
     /// The message, if it is one.
     pub fn collective(&self) -> Option<Collective> {
         match &self.body {
-            Body::Compute(_) => None,
+            Body::Compute(_) | Body::Run(_) => None,
             Body::Communicate { collective, .. } => Some(*collective),
         }
     }
@@ -92,6 +96,8 @@ pub struct Block {
     pub backward: Vec<Step>,
     /// Its parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
+    /// Of them those of experts, which fewer ranks hold copies of.
+    pub expert_parameters: u64,
 }
 
 /// What the blocks of a plan are cut from.
@@ -110,30 +116,35 @@ pub struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    fn tensor(&self) -> u64 {
+    pub(crate) fn tensor(&self) -> u64 {
         u64::from(self.mesh.tensor.max(1))
     }
 
-    fn context(&self) -> u64 {
+    pub(crate) fn context(&self) -> u64 {
         u64::from(self.mesh.context.max(1))
     }
 
-    fn hidden(&self) -> u64 {
+    pub(crate) fn hidden(&self) -> u64 {
         u64::from(self.model.hidden_size)
     }
 
     /// Bytes of one number of an activation \[B\].
-    fn width(&self) -> u64 {
+    pub(crate) fn width(&self) -> u64 {
         self.setup.dtype.bytes()
     }
 
     /// Tokens that a rank's matrices multiply: `B S / context`.
-    fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         self.micro_batch_size * self.seq_length.div_ceil(self.context())
     }
 
+    /// Rows of the vocabulary on one rank.
+    pub(crate) fn vocabulary(&self) -> u64 {
+        u64::from(self.model.vocab_size).div_ceil(self.tensor())
+    }
+
     /// Tokens between the tensor-parallel regions: sharded under Megatron's sequence parallelism.
-    fn shard_tokens(&self) -> u64 {
+    pub(crate) fn shard_tokens(&self) -> u64 {
         if self.shards_sequence() { self.tokens().div_ceil(self.tensor()) } else { self.tokens() }
     }
 
@@ -151,8 +162,13 @@ impl Cut<'_> {
         ends::embedding(self)
     }
 
-    /// The block of the head and the loss.
-    pub fn head(&self) -> Block {
-        ends::head(self)
+    /// The block of the head and the loss; `own_weight` is false where the head shares the embedding's on its stage.
+    pub fn head(&self, own_weight: bool) -> Block {
+        ends::head(self, own_weight)
+    }
+
+    /// Parameters of weights on one rank.
+    fn sum(&self, weights: &[Weight]) -> u64 {
+        weights.iter().map(|w| w.rank_elements(self.mesh.tensor, self.mesh.expert)).fold(0, u64::saturating_add)
     }
 }

@@ -59,7 +59,7 @@ impl Lane {
             Axis::Tensor => Lane::Tensor,
             Axis::Context => Lane::Context,
             Axis::Expert => Lane::Expert,
-            Axis::Data => Lane::Data,
+            Axis::Data | Axis::DataContext | Axis::ExpertData => Lane::Data,
             Axis::Pipeline => Lane::Collective,
         }
     }
@@ -135,8 +135,7 @@ pub struct Task {
 pub struct StepOf {
     /// Which entry of [`Programs::steps`](crate::segments::Programs::steps) it is; `None` where the action is one task.
     pub program: Option<u32>,
-    /// Its place in the forward or the backward of its stage's program; of a bucket of gradients, the place of the step
-    /// that completes them.
+    /// Its place in the program of its action; of a bucket of gradients, which bucket it is.
     pub place: u32,
     /// Whether steps of the same action stand before it.
     pub continues: bool,
@@ -172,17 +171,20 @@ pub enum MemoryClass {
     Logits,
     /// Messages in and out, and the workspace of the running task.
     Buffers,
+    /// What no tensor accounts for: the context of the device, the libraries' own memory, and what the allocator cannot use.
+    Overhead,
 }
 
 impl MemoryClass {
     /// Every class, in stacking order.
-    pub const ALL: [MemoryClass; 6] = [
+    pub const ALL: [MemoryClass; 7] = [
         MemoryClass::Parameters,
         MemoryClass::Optimizer,
         MemoryClass::Gradients,
         MemoryClass::Activations,
         MemoryClass::Logits,
         MemoryClass::Buffers,
+        MemoryClass::Overhead,
     ];
 
     /// Position in [`MemoryClass::ALL`].
@@ -199,6 +201,7 @@ impl MemoryClass {
             MemoryClass::Activations => "activations",
             MemoryClass::Logits => "logits",
             MemoryClass::Buffers => "buffers",
+            MemoryClass::Overhead => "overhead",
         }
     }
 }

@@ -52,7 +52,11 @@ pub(crate) enum Verb {
     /// Measure what each task costs on this machine
     #[cfg(feature = "exec")]
     Profile(ProfileArgs),
-    /// Count the parameters of the model and of each stage
+    /// Compare predicted with measured step times of whole tables
+    Accuracy(AccuracyArgs),
+    /// Fit parameters of a software stack to tables of measured step times
+    Fit(FitArgs),
+    /// Count parameters and FLOPs of a scenario's model, stages and ranks, or of a Hugging Face config.json
     Model(ModelArgs),
     /// List the schedules with their papers and formulas
     List(ListArgs),
@@ -378,6 +382,41 @@ pub(crate) struct ProfileArgs {
     /// File to write the costs to
     #[arg(short, long, value_name = "COSTS.json")]
     pub(crate) output: PathBuf,
+}
+
+#[derive(Args)]
+pub(crate) struct AccuracyArgs {
+    /// Tables of measurements: a base scenario, and rows that change some of its knobs
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Predict with this software stack: a known name, or a file of one's own
+    #[arg(long, value_name = "NAME|FILE.json")]
+    pub(crate) stack: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print a page in Markdown
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) markdown: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct FitArgs {
+    /// Tables of measurements: a base scenario, and rows that change some of its knobs
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Parameters to fit, separated by commas; the others stay
+    #[arg(long, value_name = "A,B,..", required = true, value_delimiter = ',')]
+    pub(crate) parameters: Vec<String>,
+    /// Where to start: a known software stack, or a file of one's own. Default: the stack of the first row
+    #[arg(long, value_name = "NAME|FILE.json")]
+    pub(crate) stack: Option<String>,
+    /// Steps of the search
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub(crate) rounds: usize,
+    /// Where to write the fitted stack. Default: stdout
+    #[arg(short, long, value_name = "STACK.json")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Args)]

@@ -62,6 +62,10 @@ impl Job {
             let help = "for example \"model\": { \"num_layers\": 8, \"hidden_size\": 256, \"num_attention_heads\": 8 }";
             return Err(loaded.fault("execute", "execute::model", "there is no model to execute".to_owned(), help));
         };
+        if let Some(what) = shape.unlike_gpt() {
+            let message = format!("the executor trains GPT-2's kind of model only, and this one has {what}");
+            return Err(loaded.fault("model", "execute::model", message, "only simulate it"));
+        }
         if shape.vocab_size < BYTE_VOCAB {
             let message = format!("a vocabulary of {} cannot hold the {BYTE_VOCAB} bytes of a text", shape.vocab_size);
             return Err(loaded.fault("model.vocab_size", "execute::vocabulary", message, "use 256 or more"));

@@ -37,7 +37,11 @@ impl<'a> FaultRow<'a> {
 
 pub(crate) fn run(args: &PlanArgs) -> Result<u8, Failure> {
     let loaded = match load::load(&args.source.file, &args.source.schedule) {
-        Err(Failure::Faults(faults)) if args.json => return refuse(&faults),
+        Err(Failure::Faults(faults)) if args.json => {
+            let rows = faults.iter().map(FaultRow::of).collect();
+            output::json(&Refusal { schema_version: 1, ok: false, faults: rows })?;
+            return Err(Failure::Faults(faults));
+        }
         loaded => loaded?,
     };
     let Some(answer) = Answer::of(&loaded) else {
@@ -50,10 +54,4 @@ pub(crate) fn run(args: &PlanArgs) -> Result<u8, Failure> {
         loaded.warn();
     }
     Ok(exit::FINE)
-}
-
-fn refuse(faults: &[Fault]) -> Result<u8, Failure> {
-    let faults = faults.iter().map(FaultRow::of).collect();
-    output::json(&Refusal { schema_version: 1, ok: false, faults })?;
-    Ok(exit::USAGE)
 }

@@ -58,7 +58,7 @@ pub(super) fn of_part(part: Part) -> RGBColor {
         Part::Exposed(Axis::Context) => RGBColor(0xd7, 0x8f, 0xd0),
         Part::Exposed(Axis::Expert) => RGBColor(0x54, 0x1c, 0x4e),
         Part::Exposed(Axis::Pipeline) => RGBColor(0xe3, 0xa0, 0x9a),
-        Part::Exposed(Axis::Data) => RGBColor(0xb3, 0x3c, 0x6e),
+        Part::Exposed(Axis::Data | Axis::DataContext | Axis::ExpertData) => RGBColor(0xb3, 0x3c, 0x6e),
         Part::Bubble(cause) => match cause {
             Cause::Fill => RGBColor(0xdb, 0xdf, 0xe4),
             Cause::Drain => RGBColor(0xc3, 0xc9, 0xd0),
@@ -80,6 +80,7 @@ pub(super) fn of_class(class: MemoryClass) -> RGBColor {
         MemoryClass::Activations => RGBColor(0xee, 0xb3, 0x55),
         MemoryClass::Logits => RGBColor(0xc7, 0x5b, 0x4a),
         MemoryClass::Buffers => RGBColor(0xa9, 0x8a, 0xb8),
+        MemoryClass::Overhead => RGBColor(0x9a, 0x9a, 0x9a),
     }
 }
 

@@ -22,6 +22,12 @@ pub enum GptError {
         /// Attention heads.
         heads: u32,
     },
+    /// The model is not a GPT-2 in all that matters.
+    #[error("the executor trains GPT-2's kind of model only, and this one has {what}")]
+    Kind {
+        /// What it has differently.
+        what: &'static str,
+    },
     /// The part holds layers the model does not have.
     #[error("a stage holds layers {start} to {end} (exclusive), but the model has num_layers {num_layers}")]
     Layers {
@@ -56,7 +62,7 @@ pub enum GptError {
 /// Checks that the sizes of a model fit together.
 ///
 /// # Errors
-/// [`GptError::Zero`], [`GptError::Heads`].
+/// [`GptError::Zero`], [`GptError::Heads`], [`GptError::Kind`].
 pub fn check_shape(shape: &ModelShape) -> Result<(), GptError> {
     let sizes = [
         ("num_layers", shape.num_layers),
@@ -72,7 +78,7 @@ pub fn check_shape(shape: &ModelShape) -> Result<(), GptError> {
     if !shape.hidden_size.is_multiple_of(shape.num_attention_heads) {
         return Err(GptError::Heads { hidden_size: shape.hidden_size, heads: shape.num_attention_heads });
     }
-    Ok(())
+    shape.unlike_gpt().map_or(Ok(()), |what| Err(GptError::Kind { what }))
 }
 
 /// Checks that a model can be trained on sequences of `seq_length` tokens out of `tokens` different ones. The forward
@@ -128,6 +134,7 @@ mod tests {
         let none = ModelShape { num_attention_heads: 0, ..shape() };
         assert_eq!(error(none), "num_attention_heads is 0: a model needs at least 1");
         assert!(error(ModelShape { vocab_size: 0, ..shape() }).contains("vocab_size is 0"));
+        assert!(error(ModelShape { gated_linear_unit: true, ..shape() }).contains("a gated MLP (swiglu)"));
     }
 
     #[test]

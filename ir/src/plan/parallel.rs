@@ -151,8 +151,9 @@ pub(super) fn recompute_fault(setup: &Setup, stages: u32) -> Option<Fault> {
 
 /// The divisors of `n`, the smallest first.
 pub(super) fn divisors(n: u32) -> Vec<u32> {
-    let small: Vec<u32> = (1..=n.isqrt()).filter(|d| n.is_multiple_of(*d)).collect();
-    let large: Vec<u32> = small.iter().rev().map(|d| n / d).filter(|d| d * d > n).collect();
+    let root = n.isqrt();
+    let small: Vec<u32> = (1..=root).filter(|d| n.is_multiple_of(*d)).collect();
+    let large: Vec<u32> = small.iter().rev().map(|d| n / d).filter(|d| *d > root).collect();
     [small, large].concat()
 }
 
@@ -178,6 +179,7 @@ mod tests {
         assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
         assert_eq!(divisors(28), [1, 2, 4, 7, 14, 28]);
         assert_eq!(divisors(1), [1]);
+        assert_eq!(divisors(u32::MAX).last(), Some(&u32::MAX));
         assert_eq!(list(divisors(28).into_iter(), 8), "1, 2, 4, 7, 14, 28");
         assert_eq!(list(1..1000, 500), "494, 495, 496, 497, 498, 499, 500, 501, 502, 503, 504, 505");
     }

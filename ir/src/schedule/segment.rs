@@ -4,10 +4,10 @@
 //! axis stand in one order on every member of its groups, because all members run the same program.
 
 use super::{Draft, Schedule};
-use crate::action::Op;
+use crate::action::{Action, Op};
 use crate::ids::{LayerRange, TaskId};
-use crate::segments::{Body, Phase, Placed, Programs, Step};
-use crate::task::{Dep, Lane, MemoryEffect, StepOf, Task, Touch};
+use crate::segments::{Bucket, Placed, Programs, Step};
+use crate::task::{Dep, Lane, MemoryEffect, StepOf, Task, Touch, Work};
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -51,11 +51,13 @@ struct Cutter<'a> {
     effects_start: Vec<u32>,
     /// Messages that only the end of the step waits for.
     unjoined: Vec<bool>,
+    /// Step of the table -> how much it computes.
+    work: Vec<Work>,
 }
 
 impl<'a> Cutter<'a> {
     fn new(old: &'a Schedule, programs: &'a Programs) -> Self {
-        let steps = |task: &Task| list(programs, task).map_or(1, |(list, _)| list.len());
+        let steps = |task: &Task| list(programs, task).map_or(1, <[Placed]>::len);
         let tasks: usize = old.tasks().map(|(_, task)| steps(task)).sum();
         Self {
             old,
@@ -65,6 +67,7 @@ impl<'a> Cutter<'a> {
             effects: Vec::with_capacity(old.draft.effects.len()),
             effects_start: vec![0],
             unjoined: Vec::with_capacity(tasks),
+            work: (0..programs.steps.len()).map(|i| programs.work(TaskId::at(i).0)).collect(),
         }
     }
 
@@ -79,7 +82,7 @@ impl<'a> Cutter<'a> {
             self.starts.push(self.next());
             let task = *self.old.task(id);
             match list(self.programs, &task) {
-                Some((placed, counts)) => self.steps(&task, placed, counts),
+                Some(placed) => self.steps(&task, placed),
                 None => self.buckets(&task),
             }
             let new = self.starts[id.index()]..self.next();
@@ -115,7 +118,7 @@ impl<'a> Cutter<'a> {
             let collective = self.programs.step(bucket.step).and_then(Step::collective);
             let step = StepOf {
                 program: Some(bucket.step),
-                place: bucket.place,
+                place: TaskId::at(i).0,
                 continues: i > 0,
                 continued: i + 1 < buckets.len(),
                 collective: collective.map(|c| c.kind),
@@ -133,19 +136,18 @@ impl<'a> Cutter<'a> {
     }
 
     /// The steps of one action: each message waits for the compute before it, and is waited for where it is joined.
-    fn steps(&mut self, task: &Task, placed: &[Placed], counts: fn(Phase) -> bool) {
+    fn steps(&mut self, task: &Task, placed: &[Placed]) {
         let mut compute: Option<NodeIndex> = None;
         // Messages on their way, with the place of the step that waits for them.
         let mut pending: Vec<(usize, NodeIndex)> = Vec::new();
         let first = self.graph.node_count();
         for (place, placed) in placed.iter().enumerate() {
-            let Some(step) = self.programs.step(placed.step).filter(|step| counts(step.phase)) else { continue };
-            let collective = step.collective();
+            let collective = self.programs.step(placed.step).and_then(Step::collective);
             let continues = self.graph.node_count() > first;
             let node = self.push(Task {
                 lane: collective.map_or(Lane::Compute, |c| Lane::of_axis(c.axis)),
                 layers: LayerRange { start: placed.layer, end: placed.layer.saturating_add(1) },
-                work: step.work(),
+                work: self.work.get(placed.step as usize).copied().unwrap_or_default(),
                 payload: collective.map_or(0, |c| c.bytes),
                 group: None,
                 step: StepOf {
@@ -160,9 +162,9 @@ impl<'a> Cutter<'a> {
             for (_, message) in pending.extract_if(.., |(joined, _)| *joined <= place) {
                 self.graph.add_edge(message, node, Dep::Data);
             }
-            match step.body {
-                Body::Compute(_) => compute = Some(node),
-                Body::Communicate { .. } => {
+            match collective {
+                None => compute = Some(node),
+                Some(_) => {
                     if let Some(compute) = compute {
                         self.graph.add_edge(compute, node, Dep::Data);
                     }
@@ -228,13 +230,17 @@ impl<'a> Cutter<'a> {
 
     /// Each bucket waits for the step of the last backward that completes it.
     fn link_buckets(&mut self, backward: TaskId, reduction: TaskId) {
+        let Action { op, stage, .. } = self.old.task(backward).action;
+        let split = op == Op::BackwardWeight;
+        let buckets = self.programs.stages.get(stage.index()).map_or(&[][..], |stage| &stage.buckets);
         for bucket in self.tasks_of(reduction) {
-            let place = self.graph[NodeIndex::new(bucket as usize)].step.place;
+            let of = |b: &Bucket| if split { b.weight_place } else { b.place };
+            let place = buckets.get(self.graph[NodeIndex::new(bucket as usize)].step.place as usize).map_or(0, of);
+            let range = self.tasks_of(backward);
             let made_by = |i: &u32| {
                 let task = self.graph[NodeIndex::new(*i as usize)];
                 task.lane == Lane::Compute && task.step.place <= place
             };
-            let range = self.tasks_of(backward);
             let from = range.clone().rev().find(made_by).unwrap_or(range.start);
             self.graph.add_edge(NodeIndex::new(from as usize), NodeIndex::new(bucket as usize), Dep::Weight);
         }
@@ -263,16 +269,14 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// The steps of an action, and which phases of them count.
-type Steps<'a> = (&'a [Placed], fn(Phase) -> bool);
-
-fn list<'a>(programs: &'a Programs, task: &Task) -> Option<Steps<'a>> {
+/// The steps of an action.
+fn list<'a>(programs: &'a Programs, task: &Task) -> Option<&'a [Placed]> {
     let stage = programs.stages.get(task.action.stage.index())?;
-    Some(match task.action.op {
-        Op::Forward => (&stage.forward, |_| true),
-        Op::FullBackward => (&stage.backward, |_| true),
-        Op::BackwardInput => (&stage.backward, |phase| phase != Phase::Weight),
-        Op::BackwardWeight => (&stage.backward, |phase| phase == Phase::Weight),
-        _ => return None,
-    })
+    match task.action.op {
+        Op::Forward => Some(&stage.forward),
+        Op::FullBackward => Some(&stage.backward),
+        Op::BackwardInput => Some(&stage.input),
+        Op::BackwardWeight => Some(&stage.weight),
+        _ => None,
+    }
 }

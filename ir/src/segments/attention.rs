@@ -10,7 +10,7 @@ use super::layer::{Border, Linear, elementwise};
 use super::writer::Writer;
 use super::{Cut, Phase};
 use crate::mesh::Axis;
-use crate::model::PositionEmbedding;
+use crate::model::{LatentAttention, PositionEmbedding};
 use crate::scenario::{Attention as AttentionKind, SequenceParallel};
 
 /// How the core is shared over the context-parallel ranks.
@@ -35,7 +35,6 @@ pub(super) struct Attention<'a> {
     /// Replicated projections (the compressions of latent attention) before them.
     compressions: Vec<Linear>,
     out: Linear,
-    biases: u64,
 }
 
 impl<'a> Attention<'a> {
@@ -60,7 +59,6 @@ impl<'a> Attention<'a> {
             projections: vec![Linear::new(h, (heads + 2 * groups) * d)],
             compressions: Vec::new(),
             out: Linear::new(heads * d, h),
-            biases: 0,
         };
         if let Some(latent) = model.latent_attention {
             let [rank, nope, rope, v] =
@@ -77,29 +75,7 @@ impl<'a> Attention<'a> {
             }
             attention.out = Linear::new(heads * v, h);
         }
-        let qkv: u64 = attention.projections.iter().map(|p| p.n).sum();
-        if model.add_bias_linear || model.add_qkv_bias {
-            attention.biases += qkv;
-        }
-        if model.add_bias_linear {
-            attention.biases += h;
-        }
-        if model.qk_layernorm {
-            attention.biases += 2 * d;
-        }
         attention
-    }
-
-    /// Parameters of one rank.
-    pub(super) fn parameters(&self) -> u64 {
-        let matrices = self.compressions.iter().chain(&self.projections).chain([&self.out]);
-        // Compressed queries and keys are normalised.
-        let norms: u64 = self
-            .cut
-            .model
-            .latent_attention
-            .map_or(0, |latent| u64::from(latent.kv_lora_rank) + latent.q_lora_rank.map_or(0, u64::from));
-        matrices.map(|l| l.k * l.n).sum::<u64>() + self.biases + norms
     }
 
     pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {
@@ -130,10 +106,24 @@ impl<'a> Attention<'a> {
     }
 
     fn rope(&self, w: &mut Writer, phase: Phase) {
-        if self.cut.model.position_embedding == PositionEmbedding::Rope {
+        if let Some(latent) = self.cut.model.latent_attention {
+            self.assemble(w, phase, latent);
+        } else if self.cut.model.position_embedding == PositionEmbedding::Rope {
             let numbers = self.cut.tokens() * (self.heads + self.groups) * self.qk_dim;
             w.compute(phase, "attention", [elementwise(2 * numbers * self.cut.width(), 2)]);
         }
+    }
+
+    /// Latent attention: the compressed queries and keys are normalised, and queries, keys and values are put together of
+    /// their parts with and without position.
+    fn assemble(&self, w: &mut Writer, phase: Phase, latent: LatentAttention) {
+        let (tokens, width) = (self.cut.tokens(), self.cut.width());
+        let compressed = u64::from(latent.kv_lora_rank) + latent.q_lora_rank.map_or(0, u64::from);
+        let passes = if phase == Phase::Input { 4 } else { 2 };
+        let parts = self.heads * (2 * self.qk_dim + self.v_dim);
+        let kernels =
+            [elementwise(passes * tokens * compressed * width, 2), elementwise(2 * tokens * parts * width, 2)];
+        w.compute(phase, "attention", kernels);
     }
 
     /// Bytes of queries, keys and values of this rank, and of the core's output \[B\].

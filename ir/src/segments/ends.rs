@@ -1,7 +1,7 @@
 //! The two ends of the model: the embedding, and the head with the loss, both split over the vocabulary.
 
 use super::kernel::{CollectiveKind, Kernel};
-use super::layer::{Border, Linear, elementwise, norm};
+use super::layer::{Border, Linear, elementwise};
 use super::writer::Writer;
 use super::{Block, Cut, Phase};
 use crate::mesh::Axis;
@@ -30,22 +30,15 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     }
     border.gather(&mut b, Phase::Weight, 1);
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
-    let positions = if learned { u64::from(model.max_position_embeddings) * cut.hidden() } else { 0 };
-    let norms = if model.embedding_norm { norm(model) } else { 0 };
-    Block { forward: w.steps, backward: b.steps, parameters: vocabulary(cut) * cut.hidden() + positions + norms }
-}
-
-/// Rows of the vocabulary on one rank.
-fn vocabulary(cut: &Cut<'_>) -> u64 {
-    u64::from(cut.model.vocab_size).div_ceil(cut.tensor())
+    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()), ..Block::default() }
 }
 
 /// The final norm, the head and the loss. The maximum, the sum of exponentials and the target's logit of each token are
-/// reduced over the shards of the vocabulary.
-pub(super) fn head(cut: &Cut<'_>) -> Block {
+/// reduced over the shards of the vocabulary. `own_weight` is false where it shares the embedding's on its stage.
+pub(super) fn head(cut: &Cut<'_>, own_weight: bool) -> Block {
     let (border, width, m) = (Border::new(cut), cut.width(), cut.tokens());
-    let linear = Linear::new(cut.hidden(), vocabulary(cut));
-    let logits = m.saturating_mul(vocabulary(cut));
+    let linear = Linear::new(cut.hidden(), cut.vocabulary());
+    let logits = m.saturating_mul(cut.vocabulary());
     let mut w = Writer::default();
     border.norm(&mut w, Phase::Forward);
     border.gather(&mut w, Phase::Forward, 1);
@@ -65,5 +58,7 @@ pub(super) fn head(cut: &Cut<'_>) -> Block {
     border.reduce(&mut b, Phase::Input, 2);
     b.compute(Phase::Weight, "head", [linear.weight(m, cut)]);
     border.norm_backward(&mut b);
-    Block { forward: w.steps, backward: b.steps, parameters: linear.k * linear.n + norm(cut.model) }
+    let mut weights = cut.model.final_norm_weights();
+    weights.extend(own_weight.then(|| cut.model.output_weight()));
+    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&weights), ..Block::default() }
 }

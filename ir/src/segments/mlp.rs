@@ -27,10 +27,6 @@ impl Pair {
         Self { up, down: Linear { k: inner, n: cut.hidden(), count }, inner }
     }
 
-    fn parameters(self) -> u64 {
-        (self.up.k * self.up.n + self.down.k * self.down.n) * self.up.count
-    }
-
     fn forward(self, m: u64, width: u64) -> [Kernel; 3] {
         let touched = self.up.n + self.inner;
         [self.up.forward(m, width), self.activation(m, touched, width), self.down.forward(m, width)]
@@ -54,7 +50,6 @@ struct Experts {
     shared: Option<Pair>,
     /// Bytes of the tokens on their way to the experts \[B\].
     dispatched: u64,
-    router_bias: u64,
 }
 
 impl Experts {
@@ -70,8 +65,19 @@ impl Experts {
             rows: (rows * ranks).div_ceil(experts.max(1)),
             shared: (shared > 0).then(|| Pair::new(cut, shared, 1)),
             dispatched: rows * cut.hidden() * cut.width(),
-            router_bias: if moe.router_bias { experts } else { 0 },
         }
+    }
+}
+
+impl Experts {
+    /// Tokens copied into the order of the experts, or back: read and written once.
+    fn permute(&self) -> [Kernel; 1] {
+        [elementwise(2 * self.dispatched, 1)]
+    }
+
+    /// What came from several ranks, sorted by the experts of this one, or back into the order of the ranks.
+    fn sort(&self) -> Option<Kernel> {
+        (self.pair.up.count > 1).then(|| elementwise(2 * self.dispatched, 1))
     }
 }
 
@@ -88,32 +94,21 @@ impl<'a> Mlp<'a> {
         Self { cut, dense: Pair::new(cut, u64::from(cut.model.ffn_hidden_size), 1), experts }
     }
 
-    /// Parameters of one rank.
-    pub(super) fn parameters(&self) -> u64 {
-        match &self.experts {
-            Some(e) => {
-                e.router.k * e.router.n + e.router_bias + e.pair.parameters() + e.shared.map_or(0, Pair::parameters)
-            }
-            None => {
-                let biases = if self.cut.model.add_bias_linear { self.dense.up.n + self.cut.hidden() } else { 0 };
-                self.dense.parameters() + biases
-            }
-        }
-    }
-
     pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {
         let (m, width) = (self.cut.tokens(), self.cut.width());
         let Some(e) = &self.experts else {
             w.compute(phase, "mlp", self.dense.forward(m, width));
             return;
         };
-        let permute = elementwise(2 * e.dispatched, 1);
-        w.compute(phase, "router", [e.router.forward(m, width), permute]);
+        w.compute(phase, "router", [e.router.forward(m, width)]);
+        w.compute(phase, "router", e.permute());
         self.dispatch(w, phase, e, 1);
+        w.compute(phase, "experts", e.sort());
         w.compute(phase, "experts", e.pair.forward(e.rows, width));
+        w.compute(phase, "experts", e.sort());
         w.compute(phase, "experts", e.shared.iter().flat_map(|pair| pair.forward(m, width)));
         self.dispatch(w, phase, e, 1);
-        w.compute(phase, "experts", [permute]);
+        w.compute(phase, "experts", e.permute());
     }
 
     pub(super) fn backward(&self, w: &mut Writer, border: &Border<'_>) {
@@ -129,19 +124,21 @@ impl<'a> Mlp<'a> {
             w.compute(Phase::Weight, "mlp", [up.weight(m, self.cut)]);
             return;
         };
-        let permute = elementwise(2 * e.dispatched, 1);
         let pairs = || [(e.pair, e.rows)].into_iter().chain(e.shared.map(|pair| (pair, m)));
-        w.compute(Phase::Input, "experts", [permute]);
+        w.compute(Phase::Input, "experts", e.permute());
         self.dispatch(w, Phase::Input, e, 1);
+        w.compute(Phase::Input, "experts", e.sort());
         let input = pairs().flat_map(|(pair, rows)| {
             [pair.down.input(rows, width), pair.activation_backward(rows, width), pair.up.input(rows, width)]
         });
         w.compute(Phase::Input, "experts", input);
+        w.compute(Phase::Input, "experts", e.sort());
         self.dispatch(w, Phase::Input, e, 2);
         let weight =
             pairs().flat_map(|(pair, rows)| [pair.down.weight(rows, self.cut), pair.up.weight(rows, self.cut)]);
         w.compute(Phase::Weight, "experts", weight);
-        w.compute(Phase::Input, "router", [permute, e.router.input(m, width)]);
+        w.compute(Phase::Input, "router", e.permute());
+        w.compute(Phase::Input, "router", [e.router.input(m, width)]);
         border.reduce(w, Phase::Input, 2);
         w.compute(Phase::Weight, "router", [e.router.weight(m, self.cut)]);
     }

@@ -1,6 +1,7 @@
 //! What a software stack makes of a GPU and its links: a few fitted numbers, each with its source.
 
 use pipewright_ir::cluster::Sourced;
+use pipewright_ir::footprint::{MemoryParameters, memory_stack};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,9 @@ pub struct Parameters {
     pub description: String,
     /// The published measurements that the parameters were fitted on.
     pub fitted_on: String,
+    /// How it uses memory: one of [`MEMORY_STACKS`](pipewright_ir::footprint::MEMORY_STACKS). Default `megatron-core`.
+    #[serde(default = "megatron_core")]
+    pub memory: String,
     /// Share of the peak that a matrix multiplication of whole tiles sustains.
     pub gemm_efficiency: Sourced<f64>,
     /// Fixed part of a tile, in steps of the sum: prologue and epilogue.
@@ -48,7 +52,7 @@ pub struct Parameters {
     pub extra_forward_passes: Sourced<f64>,
     /// The same, backward.
     pub extra_backward_passes: Sourced<f64>,
-    /// Time on the host for each block and pass under ZeRO-3 \[s\].
+    /// Time on the host for each block and pass under ZeRO 2 and 3 \[s\].
     pub host_per_block: Sourced<f64>,
     /// Bandwidth of collectives inside a node, of one GPU one way \[B/s\].
     pub intra_node_bandwidth: Sourced<f64>,
@@ -74,6 +78,17 @@ pub struct Parameters {
     pub step_overhead: Sourced<f64>,
 }
 
+fn megatron_core() -> String {
+    "megatron-core".to_owned()
+}
+
+impl Parameters {
+    /// How the stack uses memory; as Megatron-core does where its name is not known.
+    pub fn memory_stack(&self) -> Option<MemoryParameters> {
+        memory_stack(&self.memory).or_else(|| memory_stack(&megatron_core()))
+    }
+}
+
 macro_rules! stacks {
     ($($name:literal),* $(,)?) => {
         /// The stacks that pipewright knows: name and file.
@@ -81,7 +96,7 @@ macro_rules! stacks {
     };
 }
 
-stacks!("a100-megatron");
+stacks!("a100-fsdp", "a100-megatron", "b200-megatron", "h100-fsdp", "h100-megatron", "v100-megatron");
 
 /// The parameters of a stack that pipewright knows; `None` for an unknown name.
 pub fn stack(name: &str) -> Option<Parameters> {

@@ -6,7 +6,7 @@
 use super::{AnalyticCost, fold};
 use crate::cost::CostModel;
 use pipewright_ir::action::Op;
-use pipewright_ir::segments::{Phase, Placed, Programs, StageProgram};
+use pipewright_ir::segments::{Programs, StageProgram};
 use pipewright_ir::task::{Lane, Task};
 
 /// Costs of one plan whose schedule is cut into segments.
@@ -17,20 +17,12 @@ pub struct SegmentCost<'a> {
     losses: Vec<[Vec<f64>; 4]>,
 }
 
-/// An operation's steps, and which phases of them count.
-type Listed<'a> = (&'a [Placed], fn(Phase) -> bool);
-
 impl<'a> SegmentCost<'a> {
     /// The costs of the steps of `programs`, for which `cost` was made.
     pub fn new(cost: &'a AnalyticCost, programs: &Programs) -> Self {
         let lists = |stage: &StageProgram| {
-            let lists: [Listed<'_>; 4] = [
-                (&stage.forward, |_| true),
-                (&stage.backward, |_| true),
-                (&stage.backward, |phase| phase != Phase::Weight),
-                (&stage.backward, |phase| phase == Phase::Weight),
-            ];
-            lists.map(|(list, counts)| fold::losses(programs, list, counts, &cost.steps, cost.overlap_cost))
+            let lists = [&stage.forward, &stage.backward, &stage.input, &stage.weight];
+            lists.map(|list| fold::losses(programs, list, &cost.steps, cost.overlap_cost))
         };
         Self { cost, losses: programs.stages.iter().map(lists).collect() }
     }

@@ -1,0 +1,213 @@
+//! The weights of a model, tensor by tensor: how large each is and how tensor and expert parallelism split it.
+//!
+//! One law: parameters and FLOPs are sums over these lists and nothing else, so what is counted is what is listed.
+
+use super::{LatentAttention, MixtureOfExperts, ModelShape, Normalization, PositionEmbedding};
+
+/// How a weight lies on the ranks of a tensor-parallel group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Every rank has all of it.
+    Replicated,
+    /// Its units are divided: columns of a column-parallel, rows of a row-parallel layer, tokens of the vocabulary.
+    Tensor,
+}
+
+/// One weight, or one like it for every expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Its name, as Megatron calls the module.
+    pub name: &'static str,
+    /// How many experts have one each; `None` for a weight that every token goes through.
+    pub experts: Option<u64>,
+    /// Units that tensor parallelism divides: heads, inner size of the MLP, tokens.
+    pub units: u64,
+    /// Numbers of one unit.
+    pub width: u64,
+    /// How it lies on the ranks.
+    pub split: Split,
+    /// Whether tokens are multiplied with it: a matrix of `n` numbers costs `2 n` FLOPs a token.
+    pub matrix: bool,
+}
+
+impl Weight {
+    /// Numbers of it in the model.
+    pub fn elements(&self) -> u64 {
+        self.experts.unwrap_or(1).saturating_mul(self.units.saturating_mul(self.width))
+    }
+
+    /// Numbers of it that one token goes through, of `topk` experts.
+    pub fn active_elements(&self, topk: u64) -> u64 {
+        let copies = self.experts.map_or(1, |experts| experts.min(topk));
+        copies.saturating_mul(self.units.saturating_mul(self.width))
+    }
+
+    /// Numbers of it on one rank of `tp x ep`, the most of any where they do not divide. A unit is never cut: fewer
+    /// key-value heads than ranks stand on several of them.
+    pub fn rank_elements(&self, tp: u32, ep: u32) -> u64 {
+        let units = match self.split {
+            Split::Replicated => self.units,
+            Split::Tensor => self.units.div_ceil(u64::from(tp.max(1))),
+        };
+        let copies = self.experts.map_or(1, |experts| experts.div_ceil(u64::from(ep.max(1))));
+        copies.saturating_mul(units.saturating_mul(self.width))
+    }
+}
+
+/// A column- or row-parallel matrix.
+fn split(name: &'static str, units: u32, width: u64) -> Weight {
+    Weight { name, experts: None, units: u64::from(units), width, split: Split::Tensor, matrix: true }
+}
+
+/// A matrix that every rank has.
+fn replicated(name: &'static str, rows: u64, columns: u64) -> Weight {
+    Weight { name, experts: None, units: rows, width: columns, split: Split::Replicated, matrix: true }
+}
+
+/// A vector that every rank has: a norm, or the bias of a row-parallel layer, which is added after the sum over ranks.
+fn vector(name: &'static str, length: u64) -> Weight {
+    Weight { matrix: false, ..replicated(name, 1, length) }
+}
+
+/// A bias that is split with its column-parallel matrix.
+fn split_bias(name: &'static str, units: u32, width: u64) -> Weight {
+    Weight { matrix: false, ..split(name, units, width) }
+}
+
+impl ModelShape {
+    /// A norm over vectors of `length`.
+    fn norm(&self, name: &'static str, length: u64) -> Weight {
+        let vectors = match self.normalization {
+            Normalization::LayerNorm => 2,
+            Normalization::RmsNorm => 1,
+        };
+        vector(name, vectors * length)
+    }
+
+    /// The weights of one layer, in the order that tokens meet them. Layers differ only in having experts or not
+    /// ([`ModelShape::is_moe_layer`]).
+    pub fn layer_weights(&self, moe_layer: bool) -> Vec<Weight> {
+        let h = u64::from(self.hidden_size);
+        let mut weights = vec![self.norm("input_layernorm", h)];
+        match &self.latent_attention {
+            Some(latent) => self.push_latent_attention(latent, &mut weights),
+            None => self.push_attention(&mut weights),
+        }
+        if self.post_norms {
+            weights.push(self.norm("post_self_attn_layernorm", h));
+        }
+        if !self.shared_norm {
+            weights.push(self.norm("pre_mlp_layernorm", h));
+        }
+        match self.mixture_of_experts.as_ref().filter(|_| moe_layer) {
+            Some(moe) => self.push_experts(moe, &mut weights),
+            None => self.push_mlp(self.ffn_hidden_size, None, &mut weights),
+        }
+        if self.post_norms {
+            weights.push(self.norm("post_mlp_layernorm", h));
+        }
+        weights
+    }
+
+    /// Grouped-query attention: `A` query heads and `G` key-value heads of `D`.
+    fn push_attention(&self, weights: &mut Vec<Weight>) {
+        let (h, d) = (u64::from(self.hidden_size), u64::from(self.kv_channels));
+        let (heads, groups) = (self.num_attention_heads, self.num_query_groups);
+        weights.push(split("linear_qkv (query)", heads, d * h));
+        weights.push(split("linear_qkv (key, value)", groups, 2 * d * h));
+        if self.add_qkv_bias || self.add_bias_linear {
+            weights.push(split_bias("linear_qkv.bias (query)", heads, d));
+            weights.push(split_bias("linear_qkv.bias (key, value)", groups, 2 * d));
+        }
+        if self.qk_layernorm {
+            weights.push(self.norm("q_layernorm", d));
+            weights.push(self.norm("k_layernorm", d));
+        }
+        weights.push(split("linear_proj", heads, d * h));
+        if self.add_bias_linear {
+            weights.push(vector("linear_proj.bias", h));
+        }
+    }
+
+    /// Multi-head latent attention: the projections down are replicated, those up are split by heads.
+    fn push_latent_attention(&self, latent: &LatentAttention, weights: &mut Vec<Weight>) {
+        let h = u64::from(self.hidden_size);
+        let heads = self.num_attention_heads;
+        let [kv, nope, rope, value] =
+            [latent.kv_lora_rank, latent.qk_head_dim, latent.qk_pos_emb_head_dim, latent.v_head_dim].map(u64::from);
+        match latent.q_lora_rank.map(u64::from) {
+            Some(q) => {
+                weights.push(replicated("linear_q_down_proj", q, h));
+                weights.push(self.norm("q_layernorm", q));
+                weights.push(split("linear_q_up_proj", heads, (nope + rope) * q));
+            }
+            None => weights.push(split("linear_q_proj", heads, (nope + rope) * h)),
+        }
+        weights.push(replicated("linear_kv_down_proj", kv + rope, h));
+        weights.push(self.norm("kv_layernorm", kv));
+        weights.push(split("linear_kv_up_proj", heads, (nope + value) * kv));
+        weights.push(split("linear_proj", heads, value * h));
+        if self.add_bias_linear {
+            weights.push(vector("linear_proj.bias", h));
+        }
+    }
+
+    /// An MLP of inner size `inner`, or one for each of some experts.
+    fn push_mlp(&self, inner: u32, experts: Option<u64>, weights: &mut Vec<Weight>) {
+        let h = u64::from(self.hidden_size);
+        let projections = if self.gated_linear_unit { 2 } else { 1 };
+        let mut mlp = vec![split("linear_fc1", inner, projections * h), split("linear_fc2", inner, h)];
+        if self.add_bias_linear {
+            mlp.push(split_bias("linear_fc1.bias", inner, projections));
+            mlp.push(vector("linear_fc2.bias", h));
+        }
+        weights.extend(mlp.into_iter().map(|weight| Weight { experts, ..weight }));
+    }
+
+    fn push_experts(&self, moe: &MixtureOfExperts, weights: &mut Vec<Weight>) {
+        let experts = u64::from(moe.num_experts);
+        weights.push(replicated("router", experts, u64::from(self.hidden_size)));
+        if moe.router_bias {
+            weights.push(vector("router.expert_bias", experts));
+        }
+        self.push_mlp(moe.moe_ffn_hidden_size, Some(experts), weights);
+        if moe.moe_shared_expert_intermediate_size > 0 {
+            self.push_mlp(moe.moe_shared_expert_intermediate_size, None, weights);
+        }
+    }
+
+    /// The weights in front of the layers.
+    pub fn embedding_weights(&self) -> Vec<Weight> {
+        let h = u64::from(self.hidden_size);
+        // Looked up, not multiplied.
+        let mut weights = vec![Weight { matrix: false, ..split("word_embeddings", self.vocab_size, h) }];
+        if self.position_embedding == PositionEmbedding::Learned {
+            let positions = u64::from(self.max_position_embeddings);
+            weights.push(Weight { matrix: false, ..replicated("position_embeddings", positions, h) });
+        }
+        if self.embedding_norm {
+            weights.push(self.norm("embedding_layernorm", h));
+        }
+        weights
+    }
+
+    /// The final norm.
+    pub fn final_norm_weights(&self) -> Vec<Weight> {
+        vec![self.norm("final_layernorm", u64::from(self.hidden_size))]
+    }
+
+    /// The matrix of the head `[V, H]`: of its own, or a copy of the token embedding.
+    pub fn output_weight(&self) -> Weight {
+        split("output_layer", self.vocab_size, u64::from(self.hidden_size))
+    }
+
+    /// The weights of one layer of multi-token prediction beside the embedding and head that it shares with the model: two
+    /// norms, a projection of `2 H`, a layer of the last kind, a final norm (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+    pub fn mtp_weights(&self) -> Vec<Weight> {
+        let h = u64::from(self.hidden_size);
+        let mut weights = vec![self.norm("enorm", h), self.norm("hnorm", h), split("eh_proj", self.hidden_size, 2 * h)];
+        weights.extend(self.layer_weights(self.mixture_of_experts.is_some()));
+        weights.push(self.norm("final_layernorm", h));
+        weights
+    }
+}
