@@ -326,9 +326,9 @@ fn folded_and_full_simulations_agree_in_time_and_memory() {
                 for (schedule, segments) in [(&case.whole, false), (&case.cut, true)] {
                     let mut engine = Engine::new(schedule);
                     if segments {
-                        engine.set_costs(schedule, &cost)
+                        engine.set_costs(schedule, &cost);
                     } else {
-                        engine.set_costs(schedule, &case.cost)
+                        engine.set_costs(schedule, &case.cost);
                     }
                     let folded = engine.run(&Options::default());
                     let all = engine.replicated(schedule, &case.plan.mesh).run(&Options::default());
