@@ -2,6 +2,7 @@
 //!
 //! One law: only this module prints, reads files and writes them. Results go to stdout, all else to stderr.
 
+mod accuracy;
 mod args;
 mod check;
 mod compare;
@@ -10,6 +11,7 @@ mod execute;
 pub(crate) mod exit;
 mod explain;
 mod failure;
+mod fit;
 mod list;
 mod load;
 mod locate;
@@ -21,6 +23,7 @@ mod predict;
 mod profile;
 #[cfg(feature = "exec")]
 mod progress;
+mod report;
 #[cfg(feature = "exec")]
 mod run;
 mod schema;
@@ -57,6 +60,9 @@ pub(crate) fn main() -> ExitCode {
         Verb::Simulate(args) => simulate::run(args),
         Verb::Compare(args) => compare::run(args),
         Verb::Explain(args) => explain::run(args),
+        Verb::Report(args) => report::run(args),
+        Verb::Accuracy(args) => accuracy::run(args),
+        Verb::Fit(args) => fit::run(args),
         Verb::Model(args) => model::run(args),
         Verb::List(args) => list::run(args),
         Verb::Schema(args) => schema::run(args),

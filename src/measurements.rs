@@ -13,12 +13,14 @@
 mod errors;
 mod fit;
 
-pub use errors::{Errors, RowError};
+pub use errors::{Accuracy, Errors, RowError};
 pub use fit::{Fitted, fit};
 
 use crate::ir::metrics::Metrics;
 use crate::ir::plan::{self, Plan};
-use crate::ir::scenario::Scenario;
+use crate::ir::scenario::{Scenario, variant};
+use crate::ir::schedule::Schedule;
+use crate::ir::segments::Programs;
 use crate::sim::cost::AnalyticCost;
 use crate::sim::cost::analytic::{Parameters, parameters_of};
 use crate::sim::{Engine, Options};
@@ -39,6 +41,9 @@ pub struct Measurements {
     /// What had to be decided to turn a row into a scenario.
     #[serde(default)]
     pub conventions: String,
+    /// Where predictions are far off, and what is known of why.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub known_misses: String,
     /// What all rows share.
     pub scenario: Value,
     /// The measurements.
@@ -56,7 +61,7 @@ pub struct Row {
     /// Time of a step \[s\].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_seconds: Option<f64>,
-    /// Bubble rate, as the zero-bubble papers count it: `1 - busy / makespan`.
+    /// Bubble rate, as the zero-bubble papers count it: `(cost - m (F + I + W)) / cost`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bubble_rate: Option<f64>,
     /// Why it is shown but not counted; empty where it is.
@@ -84,6 +89,10 @@ pub struct Prepared {
     pub name: String,
     /// The plan.
     pub plan: Plan,
+    /// What its stages do.
+    programs: Programs,
+    /// When.
+    schedule: Schedule,
     /// The stack that the plan names.
     pub stack: Parameters,
     /// Time of a step as measured \[s\].
@@ -99,7 +108,8 @@ pub struct Prepared {
 pub struct Prediction {
     /// Time of a step \[s\].
     pub step_seconds: f64,
-    /// `1 - busy / makespan` over F, B, I and W, of the busiest rank.
+    /// `1 - busy / cost` over F, B, I and W: what the busiest rank computes, and the longest time from a rank's first task
+    /// to its last (Qi et al. 2024, section 5.3).
     pub bubble_rate: f64,
 }
 
@@ -120,7 +130,7 @@ impl Measurements {
         let fail = |message: String| MeasurementError::Row { row: row.name.clone(), message };
         let mut value = self.scenario.clone();
         for (path, knob) in &row.set {
-            set(&mut value, path, knob.clone());
+            variant::set(&mut value, path, knob.clone());
         }
         let scenario: Scenario = serde_json::from_value(value).map_err(|e| fail(e.to_string()))?;
         let plans = plan::resolve(&scenario, read).map_err(|faults| {
@@ -128,10 +138,15 @@ impl Measurements {
             fail(all.join("; "))
         })?;
         let plan = plans.into_iter().next().ok_or_else(|| fail("no schedule".to_owned()))?;
-        let stack = parameters_of(&plan).map_err(|e| fail(e.to_string()))?;
+        let stack = parameters_of(&plan, read).map_err(|e| fail(e.to_string()))?;
+        let programs = plan.programs().ok_or_else(|| fail("a model and training.seq_length are needed".to_owned()))?;
+        let memory = stack.memory_stack().ok_or_else(|| fail("no such memory stack".to_owned()))?;
+        let schedule = plan.schedule(&plan.workload(&programs, &memory)).map_err(|v| fail(format!("{v:?}")))?;
         Ok(Prepared {
             name: row.name.clone(),
             plan,
+            programs,
+            schedule,
             stack,
             step_seconds: row.step_seconds,
             bubble_rate: row.bubble_rate,
@@ -155,33 +170,23 @@ impl Prepared {
     /// The plan has no model, or its schedule breaks the law.
     pub fn predict_with(&self, parameters: &Parameters) -> Result<Prediction, MeasurementError> {
         let fail = |message: String| MeasurementError::Row { row: self.name.clone(), message };
-        let (_, cost) = AnalyticCost::of_plan(&self.plan, parameters).map_err(|e| fail(e.to_string()))?;
-        let schedule = self.plan.schedule(&self.plan.workload()).map_err(|v| fail(format!("{v:?}")))?;
-        let mut engine = Engine::new(&schedule);
-        engine.set_costs(&schedule, &cost);
+        let cost = AnalyticCost::of_programs(&self.plan, &self.programs, parameters);
+        let cost = cost.map_err(|e| fail(e.to_string()))?;
+        let schedule = &self.schedule;
+        let mut engine = Engine::new(schedule);
+        engine.set_costs(schedule, &cost);
         let timeline = engine.run(&Options::default());
-        let metrics = Metrics::of(&schedule, &timeline);
-        let (mut busiest, mut first, mut last) = (0.0_f64, f64::INFINITY, 0.0_f64);
+        let metrics = Metrics::of(schedule, &timeline);
+        let (mut busiest, mut longest) = (0.0_f64, 0.0_f64);
         for rank in (0..schedule.ranks()).map(crate::ir::ids::Rank::at) {
             let compute = schedule.program(rank).filter(|(_, task)| task.action.op.is_compute());
             let spans: Vec<_> = compute.map(|(id, _)| timeline.span(0, id)).collect();
+            let first = spans.iter().map(|span| span.start).fold(f64::INFINITY, f64::min);
+            let last = spans.iter().map(|span| span.end).fold(0.0, f64::max);
             busiest = busiest.max(spans.iter().map(|span| span.duration()).sum());
-            first = spans.iter().map(|span| span.start).fold(first, f64::min);
-            last = spans.iter().map(|span| span.end).fold(last, f64::max);
+            longest = longest.max(last - first);
         }
-        let bubble_rate = if last > first { 1.0 - busiest / (last - first) } else { 0.0 };
+        let bubble_rate = if longest > 0.0 { 1.0 - busiest / longest } else { 0.0 };
         Ok(Prediction { step_seconds: metrics.makespan, bubble_rate })
-    }
-}
-
-/// Sets a knob by its path; objects on the way are made.
-fn set(value: &mut Value, path: &str, knob: Value) {
-    match path.split_once('.') {
-        _ if !value.is_object() => {
-            *value = Value::Object(serde_json::Map::new());
-            set(value, path, knob);
-        }
-        Some((key, rest)) => set(&mut value[key], rest, knob),
-        None => value[path] = knob,
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! One law: a function of its [`Run`]s and nothing else, to the byte: no clock, no locale, no fonts of the machine.
 
+pub mod accuracy;
 mod axis;
 mod canvas;
 mod colour;
@@ -17,6 +18,8 @@ pub mod pareto;
 mod picture;
 mod rows;
 mod run;
+pub mod step;
+pub mod step_plot;
 pub mod table;
 mod text;
 mod trace;

@@ -23,6 +23,10 @@ pub enum Axis {
     Pipeline,
     /// Expert parallelism: the experts are split, over ranks that data parallelism gives other tokens.
     Expert,
+    /// Data and context together: the ranks that hold the same parameters of everything but the experts.
+    DataContext,
+    /// What expert parallelism leaves of them: the ranks that hold the same experts.
+    ExpertData,
 }
 
 impl Axis {
@@ -37,6 +41,8 @@ impl Axis {
             Axis::Data => "dp",
             Axis::Pipeline => "pp",
             Axis::Expert => "ep",
+            Axis::DataContext => "dp-cp",
+            Axis::ExpertData => "edp",
         }
     }
 }
@@ -76,7 +82,19 @@ impl Mesh {
             Axis::Data => self.data,
             Axis::Pipeline => self.pipeline,
             Axis::Expert => self.expert,
+            Axis::DataContext => self.replicas(),
+            Axis::ExpertData => self.replicas() / self.expert.max(1),
         }
+    }
+
+    /// Ranks that hold the same parameters, experts apart: context-parallel ranks see other tokens of the same model.
+    pub fn replicas(&self) -> u32 {
+        self.data.max(1).saturating_mul(self.context.max(1))
+    }
+
+    /// The axis over which gradients of all but the experts are summed.
+    pub fn replica_axis(&self) -> Axis {
+        if self.context > 1 { Axis::DataContext } else { Axis::Data }
     }
 
     /// Devices of the whole mesh, at most `u64::MAX`.
@@ -88,7 +106,10 @@ impl Mesh {
     /// context.
     pub fn stride(&self, axis: Axis) -> u64 {
         let axis = match axis {
-            Axis::Expert => *self.order.iter().find(|a| matches!(a, Axis::Data | Axis::Context)).unwrap_or(&Axis::Data),
+            Axis::ExpertData => return self.stride(Axis::Expert).saturating_mul(self.expert.max(1).into()),
+            Axis::Expert | Axis::DataContext => {
+                *self.order.iter().find(|a| matches!(a, Axis::Data | Axis::Context)).unwrap_or(&Axis::Data)
+            }
             axis => axis,
         };
         self.order.iter().take_while(|a| **a != axis).map(|a| u64::from(self.size(*a))).fold(1, u64::saturating_mul)

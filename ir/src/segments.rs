@@ -7,6 +7,7 @@
 //! One law: every byte that crosses to another rank of the tensor, context, expert or data axis is a step of its own, and
 //! the FLOPs of the steps of a forward are those of [`ModelShape::forward_flops`](crate::model::ModelShape::forward_flops).
 
+mod accumulate;
 mod attention;
 mod ends;
 mod kernel;
@@ -96,6 +97,8 @@ pub struct Block {
     pub backward: Vec<Step>,
     /// Its parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
+    /// Of them those of experts, which fewer ranks hold copies of.
+    pub expert_parameters: u64,
 }
 
 /// What the blocks of a plan are cut from.
@@ -152,7 +155,7 @@ impl Cut<'_> {
 
     /// The block of a transformer layer: `experts` for a layer with a mixture of experts.
     pub fn layer(&self, recompute: Recompute, experts: bool) -> Block {
-        layer::block(self, recompute, experts)
+        accumulate::unfused(self, layer::block(self, recompute, experts))
     }
 
     /// The block of the embedding.
@@ -162,7 +165,7 @@ impl Cut<'_> {
 
     /// The block of the head and the loss; `own_weight` is false where the head shares the embedding's on its stage.
     pub fn head(&self, own_weight: bool) -> Block {
-        ends::head(self, own_weight)
+        accumulate::unfused(self, ends::head(self, own_weight))
     }
 
     /// Parameters of weights on one rank.

@@ -97,7 +97,8 @@ fn groups(mesh: &Mesh, lane: Lane) -> Option<Vec<Vec<usize>>> {
     let (size, stride) = match lane {
         Lane::Tensor => (tensor, 1),
         Lane::Context => (context, tensor),
-        Lane::Data => (data, tensor * context),
+        // Gradients are summed over the context-parallel ranks too.
+        Lane::Data => (data * context, tensor),
         Lane::Expert => (mesh.expert.max(1) as usize, tensor),
         _ => return None,
     };

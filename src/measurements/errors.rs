@@ -1,6 +1,7 @@
 //! Predicted against measured, row by row and over a table.
 
 use super::{MeasurementError, Measurements, Prediction, Prepared};
+use crate::sim::cost::analytic::Parameters;
 
 /// One row.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +56,11 @@ impl Errors {
         Ok(Self { rows: errors })
     }
 
+    /// Rows that count.
+    pub fn count(&self) -> usize {
+        self.counted().count()
+    }
+
     fn counted(&self) -> impl Iterator<Item = f64> {
         self.rows.iter().filter(|row| row.counts).map(|row| row.error)
     }
@@ -75,14 +81,38 @@ impl Errors {
     }
 }
 
+/// A table with its errors and the stacks that predicted it.
+#[derive(Clone, Debug)]
+pub struct Accuracy {
+    /// The table.
+    pub measurements: Measurements,
+    /// Errors of step times; `None` where none is measured.
+    pub step_times: Option<Errors>,
+    /// Errors of bubble rates, as a difference; `None` where none is measured.
+    pub bubble_rates: Option<Errors>,
+    /// The software stacks of the rows.
+    pub stacks: Vec<Parameters>,
+}
+
+impl Accuracy {
+    /// Predicts all rows.
+    ///
+    /// # Errors
+    /// A row cannot be predicted.
+    pub fn of(measurements: Measurements, rows: &[Prepared]) -> Result<Self, MeasurementError> {
+        let some = |errors: Errors| (!errors.rows.is_empty()).then_some(errors);
+        let mut stacks: Vec<Parameters> = Vec::new();
+        for row in rows {
+            if !stacks.contains(&row.stack) {
+                stacks.push(row.stack.clone());
+            }
+        }
+        let (step_times, bubble_rates) = (Errors::of_step_times(rows)?, Errors::of_bubble_rates(rows)?);
+        Ok(Self { measurements, step_times: some(step_times), bubble_rates: some(bubble_rates), stacks })
+    }
+}
+
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (n, sum) = values.fold((0_u32, 0.0), |(n, sum), value| (n + 1, sum + value));
     if n == 0 { 0.0 } else { sum / f64::from(n) }
-}
-
-impl Measurements {
-    /// Rows that count.
-    pub fn counted(&self) -> usize {
-        self.rows.iter().filter(|row| row.left_out.is_empty()).count()
-    }
 }

@@ -10,6 +10,8 @@ use serde_json::Value;
 pub struct Fitted {
     /// The parameters, the fitted ones with their source.
     pub parameters: Parameters,
+    /// Each fitted number before and after, in the order of the names.
+    pub values: Vec<[f64; 2]>,
     /// Mean absolute error of the logarithms before and after.
     pub error: [f64; 2],
 }
@@ -19,11 +21,18 @@ const PRIOR: f64 = 0.01;
 /// First side of the simplex, in logarithms.
 const SIDE: f64 = 0.1;
 
-/// Fits the parameters called `names`, starting from `start`, to the step times of `rows`, in `rounds` steps.
+/// Fits the parameters called `names`, starting from `start`, to the step times of `rows`, in `rounds` steps. `source` is
+/// noted beside each fitted number.
 ///
 /// # Errors
 /// A row cannot be predicted, or there is no such parameter.
-pub fn fit(start: &Parameters, names: &[String], rows: &[Prepared], rounds: usize) -> Result<Fitted, MeasurementError> {
+pub fn fit(
+    start: &Parameters,
+    names: &[String],
+    rows: &[Prepared],
+    rounds: usize,
+    source: &str,
+) -> Result<Fitted, MeasurementError> {
     let base = serde_json::to_value(start).map_err(|e| fail("parameters", e.to_string()))?;
     let values = names.iter().map(|name| {
         let value = base[name]["value"].as_f64().filter(|v| *v > 0.0);
@@ -33,7 +42,7 @@ pub fn fit(start: &Parameters, names: &[String], rows: &[Prepared], rounds: usiz
     let at = |point: &[f64]| -> Result<Parameters, MeasurementError> {
         let mut value = base.clone();
         for ((name, start), log) in names.iter().zip(&values).zip(point) {
-            value[name]["value"] = Value::from(start * log.exp());
+            value[name]["value"] = Value::from(rounded(start * log.exp()));
         }
         serde_json::from_value(value).map_err(|e| fail("parameters", e.to_string()))
     };
@@ -56,10 +65,16 @@ pub fn fit(start: &Parameters, names: &[String], rows: &[Prepared], rounds: usiz
     let best = simplex(&held, &origin, rounds)?;
     let mut parameters = serde_json::to_value(at(&best)?).map_err(|e| fail("parameters", e.to_string()))?;
     for name in names {
-        parameters[name]["source"] = Value::from("fitted");
+        parameters[name]["source"] = Value::from(source);
     }
     let parameters = serde_json::from_value(parameters).map_err(|e| fail("parameters", e.to_string()))?;
-    Ok(Fitted { parameters, error: [error(&origin)?, error(&best)?] })
+    let values = values.iter().zip(&best).map(|(start, log)| [*start, rounded(start * log.exp())]).collect();
+    Ok(Fitted { parameters, values, error: [error(&origin)?, error(&best)?] })
+}
+
+/// Four digits: no measurement tells more.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
 }
 
 fn fail(row: &str, message: String) -> MeasurementError {

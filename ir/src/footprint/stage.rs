@@ -40,7 +40,7 @@ impl Facts<'_> {
         let State { parameters, gradients, optimizer } =
             State::new(self.cut, self.stack, self.program.parameters, self.expert_parameters());
         let setup = self.cut.setup;
-        let replicated = self.cut.mesh.data > 1;
+        let replicated = self.cut.mesh.replicas() > 1;
         let count = self.program.parameters;
         let reduced = if replicated && setup.zero_stage < 3 { count * setup.gradient_dtype.bytes() } else { 0 };
         let gathers = replicated && (1..3).contains(&setup.zero_stage);

@@ -10,8 +10,11 @@ use super::layer::{Border, Linear, elementwise};
 use super::writer::Writer;
 use super::{Cut, Phase};
 use crate::mesh::Axis;
-use crate::model::PositionEmbedding;
+use crate::model::{LatentAttention, PositionEmbedding};
 use crate::scenario::{Attention as AttentionKind, SequenceParallel};
+
+/// Bytes of an fp32 number \[B\].
+const FP32: u64 = 4;
 
 /// How the core is shared over the context-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,10 +109,24 @@ impl<'a> Attention<'a> {
     }
 
     fn rope(&self, w: &mut Writer, phase: Phase) {
-        if self.cut.model.position_embedding == PositionEmbedding::Rope {
+        if let Some(latent) = self.cut.model.latent_attention {
+            self.assemble(w, phase, latent);
+        } else if self.cut.model.position_embedding == PositionEmbedding::Rope {
             let numbers = self.cut.tokens() * (self.heads + self.groups) * self.qk_dim;
             w.compute(phase, "attention", [elementwise(2 * numbers * self.cut.width(), 2)]);
         }
+    }
+
+    /// Latent attention: the compressed queries and keys are normalised, and queries, keys and values are put together of
+    /// their parts with and without position.
+    fn assemble(&self, w: &mut Writer, phase: Phase, latent: LatentAttention) {
+        let (tokens, width) = (self.cut.tokens(), self.cut.width());
+        let compressed = u64::from(latent.kv_lora_rank) + latent.q_lora_rank.map_or(0, u64::from);
+        let passes = if phase == Phase::Input { 4 } else { 2 };
+        let parts = self.heads * (2 * self.qk_dim + self.v_dim);
+        let kernels =
+            [elementwise(passes * tokens * compressed * width, 2), elementwise(2 * tokens * parts * width, 2)];
+        w.compute(phase, "attention", kernels);
     }
 
     /// Bytes of queries, keys and values of this rank, and of the core's output \[B\].
@@ -188,9 +205,12 @@ impl<'a> Attention<'a> {
         let scores = count * queries * keys;
         let dropout = if self.cut.setup.dropout { 2 * width + 1 } else { 0 };
         let launches = 1 + u32::from(self.cut.setup.dropout);
+        // Biases are added, and heads put in order for the batched multiplications and back: all read and written once.
+        let copies = elementwise(2 * self.around_the_core().iter().sum::<u64>(), 2);
         if backward {
             // Gradients of the probabilities and the values, then of queries and keys.
             vec![
+                copies,
                 gemm(queries, keys, v_dim),
                 gemm(keys, v_dim, queries),
                 elementwise(scores * (3 * width + dropout), launches),
@@ -198,8 +218,14 @@ impl<'a> Attention<'a> {
                 gemm(keys, qk_dim, queries),
             ]
         } else {
-            let softmax = elementwise(scores * (2 * width + dropout), launches);
-            vec![gemm(queries, keys, qk_dim), softmax, gemm(queries, v_dim, keys)]
+            // Unfused: mask, copy to fp32, softmax in fp32, and back.
+            let (softmax, launches) = if self.cut.setup.masked_softmax_fusion {
+                (2 * width, launches)
+            } else {
+                (1 + 2 * (width + FP32) + 2 * FP32, launches + 3)
+            };
+            let softmax = elementwise(scores * (softmax + dropout), launches);
+            vec![copies, gemm(queries, keys, qk_dim), softmax, gemm(queries, v_dim, keys)]
         }
     }
 }

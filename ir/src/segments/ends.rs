@@ -1,5 +1,6 @@
 //! The two ends of the model: the embedding, and the head with the loss, both split over the vocabulary.
 
+use super::accumulate;
 use super::kernel::{CollectiveKind, Kernel};
 use super::layer::{Border, Linear, elementwise};
 use super::writer::Writer;
@@ -30,7 +31,12 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     }
     border.gather(&mut b, Phase::Weight, 1);
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
-    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()) }
+    if !cut.setup.gradient_accumulation_fusion {
+        // The gradient of the whole shard: cleared, filled above, and added to the others.
+        let shard = cut.vocabulary().saturating_mul(cut.hidden());
+        b.compute(Phase::Weight, "embedding", [elementwise(shard * (width + accumulate::bytes(cut)), 2)]);
+    }
+    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()), ..Block::default() }
 }
 
 /// The final norm, the head and the loss. The maximum, the sum of exponentials and the target's logit of each token are
@@ -60,5 +66,5 @@ pub(super) fn head(cut: &Cut<'_>, own_weight: bool) -> Block {
     border.norm_backward(&mut b);
     let mut weights = cut.model.final_norm_weights();
     weights.extend(own_weight.then(|| cut.model.output_weight()));
-    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&weights) }
+    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&weights), ..Block::default() }
 }

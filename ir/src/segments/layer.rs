@@ -14,6 +14,7 @@ use super::mlp::Mlp;
 use super::writer::Writer;
 use super::{Block, Cut, Phase};
 use crate::mesh::Axis;
+use crate::model::Weight;
 use crate::scenario::Recompute;
 
 /// A linear layer of one rank: `[K] -> [N]`.
@@ -44,9 +45,11 @@ impl Linear {
         self.gemm(m, self.k, self.n, width)
     }
 
-    /// The gradient is added to that of the microbatches before: read and written, in the format of gradients.
+    /// The gradient is added to that of the microbatches before: read and written, in the format of gradients. Under
+    /// ZeRO-3 it is written once, and what is scattered is added.
     pub(super) fn weight(self, m: u64, cut: &Cut<'_>) -> Kernel {
-        let output = 2 * cut.setup.gradient_dtype.bytes();
+        let passes = if cut.setup.zero_stage == 3 { 1 } else { 2 };
+        let output = passes * cut.setup.gradient_dtype.bytes();
         let (n, k, count) = (self.k, m, self.count);
         Kernel::Gemm { m: self.n, n, k, count, width: cut.width(), output, grouped: count > 1 }
     }
@@ -83,6 +86,8 @@ impl<'a> Border<'a> {
     pub(super) fn reduce(&self, w: &mut Writer, phase: Phase, joined_after: usize) {
         if self.cut.tensor() > 1 {
             let scatter = self.cut.shards_sequence();
+            let beside = scatter || phase != Phase::Input || self.cut.setup.async_tensor_model_parallel_allreduce;
+            let joined_after = if beside { joined_after } else { 1 };
             let kind = if scatter { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
             w.send(phase, kind, Axis::Tensor, self.whole, joined_after);
         }
@@ -139,5 +144,8 @@ pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block
     border.add_backward(&mut b);
     attention.backward(&mut b, &border, recompute == Recompute::Selective);
     border.norm_backward(&mut b);
-    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&cut.model.layer_weights(experts)) }
+    let weights = cut.model.layer_weights(experts);
+    let of_experts: Vec<Weight> = weights.iter().filter(|weight| weight.experts.is_some()).copied().collect();
+    let (parameters, expert_parameters) = (cut.sum(&weights), cut.sum(&of_experts));
+    Block { forward: w.steps, backward: b.steps, parameters, expert_parameters }
 }

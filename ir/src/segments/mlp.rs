@@ -69,6 +69,18 @@ impl Experts {
     }
 }
 
+impl Experts {
+    /// Tokens copied into the order of the experts, or back: read and written once.
+    fn permute(&self) -> [Kernel; 1] {
+        [elementwise(2 * self.dispatched, 1)]
+    }
+
+    /// What came from several ranks, sorted by the experts of this one, or back into the order of the ranks.
+    fn sort(&self) -> Option<Kernel> {
+        (self.pair.up.count > 1).then(|| elementwise(2 * self.dispatched, 1))
+    }
+}
+
 /// The MLP or the experts of one rank.
 pub(super) struct Mlp<'a> {
     cut: &'a Cut<'a>,
@@ -88,13 +100,15 @@ impl<'a> Mlp<'a> {
             w.compute(phase, "mlp", self.dense.forward(m, width));
             return;
         };
-        let permute = elementwise(2 * e.dispatched, 1);
-        w.compute(phase, "router", [e.router.forward(m, width), permute]);
+        w.compute(phase, "router", [e.router.forward(m, width)]);
+        w.compute(phase, "router", e.permute());
         self.dispatch(w, phase, e, 1);
+        w.compute(phase, "experts", e.sort());
         w.compute(phase, "experts", e.pair.forward(e.rows, width));
+        w.compute(phase, "experts", e.sort());
         w.compute(phase, "experts", e.shared.iter().flat_map(|pair| pair.forward(m, width)));
         self.dispatch(w, phase, e, 1);
-        w.compute(phase, "experts", [permute]);
+        w.compute(phase, "experts", e.permute());
     }
 
     pub(super) fn backward(&self, w: &mut Writer, border: &Border<'_>) {
@@ -110,19 +124,21 @@ impl<'a> Mlp<'a> {
             w.compute(Phase::Weight, "mlp", [up.weight(m, self.cut)]);
             return;
         };
-        let permute = elementwise(2 * e.dispatched, 1);
         let pairs = || [(e.pair, e.rows)].into_iter().chain(e.shared.map(|pair| (pair, m)));
-        w.compute(Phase::Input, "experts", [permute]);
+        w.compute(Phase::Input, "experts", e.permute());
         self.dispatch(w, Phase::Input, e, 1);
+        w.compute(Phase::Input, "experts", e.sort());
         let input = pairs().flat_map(|(pair, rows)| {
             [pair.down.input(rows, width), pair.activation_backward(rows, width), pair.up.input(rows, width)]
         });
         w.compute(Phase::Input, "experts", input);
+        w.compute(Phase::Input, "experts", e.sort());
         self.dispatch(w, Phase::Input, e, 2);
         let weight =
             pairs().flat_map(|(pair, rows)| [pair.down.weight(rows, self.cut), pair.up.weight(rows, self.cut)]);
         w.compute(Phase::Weight, "experts", weight);
-        w.compute(Phase::Input, "router", [permute, e.router.input(m, width)]);
+        w.compute(Phase::Input, "router", e.permute());
+        w.compute(Phase::Input, "router", [e.router.input(m, width)]);
         border.reduce(w, Phase::Input, 2);
         w.compute(Phase::Weight, "router", [e.router.weight(m, self.cut)]);
     }

@@ -32,12 +32,14 @@ pub struct StageProgram {
     pub weight: Vec<Placed>,
     /// Parameters on one rank, before ZeRO shards them.
     pub parameters: u64,
+    /// Of them those of experts, which fewer ranks hold copies of.
+    pub expert_parameters: u64,
     /// The gradients of each block on their way over the replicas, in the order of the backward: empty with one replica,
     /// and under ZeRO-3, which scatters them in the backward itself.
     pub buckets: Vec<Bucket>,
 }
 
-/// The gradients of one block.
+/// The gradients of one block: those of experts stand in a bucket of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// Which of [`Programs::steps`] reduces them.
@@ -85,11 +87,14 @@ struct Listed {
     forward: std::ops::Range<u32>,
     backward: std::ops::Range<u32>,
     parameters: u64,
-    /// ZeRO-3: the gather of its parameters and the scatter of its gradients.
-    gather: Option<u32>,
-    scatter: Option<u32>,
-    /// Otherwise, with several replicas: the reduction of its gradients.
-    reduce: Option<u32>,
+    expert_parameters: u64,
+    /// ZeRO-3: the gathers of its parameters and the scatters of its gradients, those of experts apart.
+    gather: Vec<u32>,
+    scatter: Vec<u32>,
+    /// Otherwise, with several replicas: the reductions of its gradients.
+    reduce: Vec<u32>,
+    /// Whether its backward computes with the parameters: that of an embedding does not.
+    weights_in_backward: bool,
 }
 
 impl Programs {
@@ -98,7 +103,8 @@ impl Programs {
         let mut programs = Self { overlap_grad_reduce: cut.setup.overlap_grad_reduce, ..Self::default() };
         let mut layers: Vec<((Recompute, bool), Listed)> = Vec::new();
         let mut runs = Runs::default();
-        let embedding = programs.list(cut, cut.embedding());
+        let no_weights = |listed| Listed { weights_in_backward: false, ..listed };
+        let embedding = no_weights(programs.list(cut, cut.embedding()));
         let head = programs.list(cut, cut.head(true));
         let tied_head = programs.list(cut, cut.head(false));
         for (s, part) in parts.iter().enumerate() {
@@ -137,21 +143,31 @@ impl Programs {
             start..self.next()
         };
         let (forward, backward) = (enter(block.forward), enter(block.backward));
-        let mut message = |phase, kind, width| {
-            let bytes = block.parameters.saturating_mul(width);
-            let collective = Collective { kind, axis: Axis::Data, bytes };
-            let body = Body::Communicate { collective, joined_after: 1 };
-            self.steps.push(Step { phase, name: kind.name(), body });
-            self.next() - 1
+        let shared = block.parameters.saturating_sub(block.expert_parameters);
+        let groups = [(cut.mesh.replica_axis(), shared), (Axis::ExpertData, block.expert_parameters)];
+        let mut messages = |phase, kind: CollectiveKind, width| -> Vec<u32> {
+            let sent = groups.iter().filter(|(axis, parameters)| cut.mesh.size(*axis) > 1 && *parameters > 0);
+            let sent = sent.map(|(axis, parameters)| {
+                let collective = Collective { kind, axis: *axis, bytes: parameters.saturating_mul(width) };
+                let body = Body::Communicate { collective, joined_after: 1 };
+                self.steps.push(Step { phase, name: kind.name(), body });
+                self.next() - 1
+            });
+            sent.collect()
         };
-        let replicas = cut.mesh.data > 1;
-        let sharded = replicas && cut.setup.zero_stage == 3;
-        let gather = sharded.then(|| message(Phase::Forward, CollectiveKind::AllGather, cut.setup.dtype.bytes()));
-        let width = cut.setup.gradient_dtype.bytes();
-        let scatter = sharded.then(|| message(Phase::Weight, CollectiveKind::ReduceScatter, width));
-        let kind = if cut.setup.zero_stage == 0 { CollectiveKind::AllReduce } else { CollectiveKind::ReduceScatter };
-        let reduce = (replicas && !sharded).then(|| message(Phase::Weight, kind, width));
-        Listed { forward, backward, parameters: block.parameters, gather, scatter, reduce }
+        let (width, gradient_width) = (cut.setup.dtype.bytes(), cut.setup.gradient_dtype.bytes());
+        let (mut gather, mut scatter, mut reduce) = (Vec::new(), Vec::new(), Vec::new());
+        match cut.setup.zero_stage {
+            3 => {
+                gather = messages(Phase::Forward, CollectiveKind::AllGather, width);
+                scatter = messages(Phase::Weight, CollectiveKind::ReduceScatter, gradient_width);
+            }
+            0 => reduce = messages(Phase::Weight, CollectiveKind::AllReduce, gradient_width),
+            _ => reduce = messages(Phase::Weight, CollectiveKind::ReduceScatter, gradient_width),
+        }
+        let Block { parameters, expert_parameters, .. } = block;
+        let weights_in_backward = true;
+        Listed { forward, backward, parameters, expert_parameters, gather, scatter, reduce, weights_in_backward }
     }
 
     fn next(&self) -> u32 {
@@ -164,20 +180,27 @@ impl Programs {
         let (mut place, mut ends) = (0, Vec::new());
         for (_, block) in blocks.iter().rev().filter(|_| self.overlap_grad_reduce) {
             place += block.backward.len();
-            ends.extend(block.reduce.map(|_| place));
+            ends.extend((!block.reduce.is_empty()).then_some(place));
         }
         let (forward, _) = runs.merge(self, &forward, |_| true, &[]);
         let (whole, places) = runs.merge(self, &backward, |_| true, &ends);
         let backward = if split { &backward[..] } else { &[] };
         let (input, _) = runs.merge(self, backward, |phase| phase != Phase::Weight, &[]);
         let (weight, weight_places) = runs.merge(self, backward, |phase| phase == Phase::Weight, &ends);
-        let buckets = blocks.iter().rev().enumerate().filter_map(|(i, (layer, block))| {
+        let buckets = blocks.iter().rev().enumerate().flat_map(|(i, (layer, block))| {
             let at = |places: &[u32]| places.get(i).copied().unwrap_or(0);
-            Some(Bucket { step: block.reduce?, place: at(&places), weight_place: at(&weight_places), layer: *layer })
+            let (place, weight_place) = (at(&places), at(&weight_places));
+            block.reduce.iter().map(move |step| Bucket { step: *step, place, weight_place, layer: *layer })
         });
-        let buckets = buckets.collect();
-        let parameters = blocks.iter().map(|(_, b)| b.parameters).sum();
-        StageProgram { forward, backward: whole, input, weight, parameters, buckets }
+        StageProgram {
+            forward,
+            backward: whole,
+            input,
+            weight,
+            parameters: blocks.iter().map(|(_, b)| b.parameters).sum(),
+            expert_parameters: blocks.iter().map(|(_, b)| b.expert_parameters).sum(),
+            buckets: buckets.collect(),
+        }
     }
 
     /// The steps of blocks in an order. Under ZeRO-3 the parameters of the next block are gathered beside the present
@@ -188,18 +211,31 @@ impl Programs {
         steps: impl Fn(&Listed) -> std::ops::Range<u32>,
         backward: bool,
     ) -> Vec<Placed> {
+        let blocks: Vec<&(u32, Listed)> = blocks.collect();
+        let gathers = |i: usize| {
+            let block = blocks.get(i).filter(|(_, b)| !backward || b.weights_in_backward);
+            block.map_or((0, &[][..]), |(layer, block)| (*layer, &block.gather[..]))
+        };
+        let scatters = |block: &'a Listed| if backward { &block.scatter[..] } else { &[] };
         let mut placed = Vec::new();
-        let mut blocks = blocks.peekable();
-        let gather =
-            |block: &Listed, layer, joined_after| block.gather.map(|step| Placed { step, layer, joined_after });
-        placed.extend(blocks.peek().and_then(|(layer, block)| gather(block, *layer, 1)));
-        while let Some((layer, block)) = blocks.next() {
-            let range = steps(block);
-            let scatter = block.scatter.filter(|_| backward);
-            let length = range.end - range.start + u32::from(scatter.is_some());
-            placed.extend(blocks.peek().and_then(|(next, block)| gather(block, *next, length + 1)));
+        // The gathers of block `i` with `between` steps before the next block's gathers and then its own first step.
+        let place_gathers = |placed: &mut Vec<Placed>, i: usize, between: usize| {
+            let (layer, steps) = gathers(i);
+            let behind = between + gathers(i + 1).1.len();
+            let waits = |j: usize| u32::try_from(steps.len() - j + behind).unwrap_or(Placed::NEVER);
+            placed.extend(steps.iter().enumerate().map(|(j, step)| Placed {
+                step: *step,
+                layer,
+                joined_after: waits(j),
+            }));
+        };
+        place_gathers(&mut placed, 0, 0);
+        for (i, (layer, block)) in blocks.iter().enumerate() {
+            let (range, scatters) = (steps(block), scatters(block));
+            place_gathers(&mut placed, i + 1, range.len() + scatters.len());
             placed.extend(range.map(|step| Placed { step, layer: *layer, joined_after: self.joined_after(step) }));
-            placed.extend(scatter.map(|step| Placed { step, layer: *layer, joined_after: Placed::NEVER }));
+            let scatter = |step: &u32| Placed { step: *step, layer: *layer, joined_after: Placed::NEVER };
+            placed.extend(scatters.iter().map(scatter));
         }
         placed
     }
@@ -217,6 +253,17 @@ impl Programs {
         let Body::Run(steps) = &step.body else { return step.work() };
         let parts = steps.iter().map(|step| self.work(*step));
         parts.fold(Work::default(), |sum, w| Work { flops: sum.flops + w.flops, bytes: sum.bytes + w.bytes })
+    }
+
+    /// The steps that a step of the table stands for: those of a run, else itself alone.
+    pub fn parts(&self, index: u32) -> impl Iterator<Item = &Step> {
+        let step = self.step(index);
+        let parts = match step.map(|step| &step.body) {
+            Some(Body::Run(steps)) => steps.as_slice(),
+            _ => &[],
+        };
+        let alone = step.filter(|_| parts.is_empty());
+        alone.into_iter().chain(parts.iter().filter_map(|part| self.step(*part)))
     }
 
     /// A step by its place in the table.
