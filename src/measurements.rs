@@ -61,7 +61,7 @@ pub struct Row {
     /// Time of a step \[s\].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_seconds: Option<f64>,
-    /// Bubble rate, as the zero-bubble papers count it: `1 - busy / makespan`.
+    /// Bubble rate, as the zero-bubble papers count it: `(cost - m (F + I + W)) / cost`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bubble_rate: Option<f64>,
     /// Why it is shown but not counted; empty where it is.
@@ -108,7 +108,8 @@ pub struct Prepared {
 pub struct Prediction {
     /// Time of a step \[s\].
     pub step_seconds: f64,
-    /// `1 - busy / makespan` over F, B, I and W, of the busiest rank.
+    /// `1 - busy / cost` over F, B, I and W: what the busiest rank computes, and the longest time from a rank's first task
+    /// to its last (Qi et al. 2024, section 5.3).
     pub bubble_rate: f64,
 }
 
@@ -139,7 +140,8 @@ impl Measurements {
         let plan = plans.into_iter().next().ok_or_else(|| fail("no schedule".to_owned()))?;
         let stack = parameters_of(&plan, read).map_err(|e| fail(e.to_string()))?;
         let programs = plan.programs().ok_or_else(|| fail("a model and training.seq_length are needed".to_owned()))?;
-        let schedule = plan.schedule(&plan.workload()).map_err(|v| fail(format!("{v:?}")))?;
+        let memory = stack.memory_stack().ok_or_else(|| fail("no such memory stack".to_owned()))?;
+        let schedule = plan.schedule(&plan.workload(&programs, &memory)).map_err(|v| fail(format!("{v:?}")))?;
         Ok(Prepared {
             name: row.name.clone(),
             plan,
@@ -175,15 +177,16 @@ impl Prepared {
         engine.set_costs(schedule, &cost);
         let timeline = engine.run(&Options::default());
         let metrics = Metrics::of(schedule, &timeline);
-        let (mut busiest, mut first, mut last) = (0.0_f64, f64::INFINITY, 0.0_f64);
+        let (mut busiest, mut longest) = (0.0_f64, 0.0_f64);
         for rank in (0..schedule.ranks()).map(crate::ir::ids::Rank::at) {
             let compute = schedule.program(rank).filter(|(_, task)| task.action.op.is_compute());
             let spans: Vec<_> = compute.map(|(id, _)| timeline.span(0, id)).collect();
+            let first = spans.iter().map(|span| span.start).fold(f64::INFINITY, f64::min);
+            let last = spans.iter().map(|span| span.end).fold(0.0, f64::max);
             busiest = busiest.max(spans.iter().map(|span| span.duration()).sum());
-            first = spans.iter().map(|span| span.start).fold(first, f64::min);
-            last = spans.iter().map(|span| span.end).fold(last, f64::max);
+            longest = longest.max(last - first);
         }
-        let bubble_rate = if last > first { 1.0 - busiest / (last - first) } else { 0.0 };
+        let bubble_rate = if longest > 0.0 { 1.0 - busiest / longest } else { 0.0 };
         Ok(Prediction { step_seconds: metrics.makespan, bubble_rate })
     }
 }

@@ -264,7 +264,7 @@ fn schedule_json() {
         .map(|(csv, m)| {
             let order = PipelineOrder::from_csv(csv, m).unwrap();
             let stage = StageWorkload { activations: 5, output: 3, gradients: 2, ..StageWorkload::default() };
-            let workload = Workload { rank_overhead: 1, stages: vec![stage; 2] };
+            let workload = Workload { rank_overhead: 1, stages: vec![stage; 2], ..Workload::default() };
             let program = add_optimizer_step(add_gradient_reduction(add_send_recv(&order)));
             let schedule = Draft::lower(&program, &workload).seal().unwrap();
             let mut file = ScheduleFile::of("fuzz", &schedule, &workload);

@@ -21,7 +21,7 @@ use pipewright::ir::placement::Placement;
 use pipewright::ir::schedule::{Draft, Schedule};
 use pipewright::ir::schedules::{FAMILIES, ScheduleParams, find};
 use pipewright::ir::spec::Semantics;
-use pipewright::ir::task::{Dep, Lane, Touch};
+use pipewright::ir::task::{Dep, Lane, MemoryClass, Touch};
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::unit_costs::UnitCosts;
 use pipewright::sim::cost::UnitCost;
@@ -256,9 +256,14 @@ proptest! {
 }
 
 /// What is alive on a rank after each moment at which something happens: allocations minus frees.
-fn balance(schedule: &Schedule, timeline: &Timeline, rank: Rank, persistent: ByClass) -> Vec<(f64, [i128; 6])> {
+fn balance(
+    schedule: &Schedule,
+    timeline: &Timeline,
+    rank: Rank,
+    persistent: ByClass,
+) -> Vec<(f64, [i128; MemoryClass::ALL.len()])> {
     // Times are not negative, so their bits sort as they do.
-    let mut events: BTreeMap<u64, [i128; 6]> = BTreeMap::new();
+    let mut events: BTreeMap<u64, [i128; MemoryClass::ALL.len()]> = BTreeMap::new();
     for (step, (id, _)) in (0..timeline.steps()).flat_map(|step| schedule.program(rank).map(move |task| (step, task))) {
         let span = timeline.span(step, id);
         for effect in schedule.effects(id) {
@@ -275,7 +280,7 @@ fn balance(schedule: &Schedule, timeline: &Timeline, rank: Rank, persistent: ByC
         }
     }
     let mut live = persistent.map(i128::from);
-    let after = |(time, change): (u64, [i128; 6])| {
+    let after = |(time, change): (u64, [i128; MemoryClass::ALL.len()])| {
         live.iter_mut().zip(change).for_each(|(live, change)| *live += change);
         (f64::from_bits(time), live)
     };

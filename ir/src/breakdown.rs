@@ -3,10 +3,11 @@
 //!
 //! One law: every moment of a rank's step has exactly one place, so the parts of a rank sum to the makespan.
 //!
-//! A moment at which the rank computes belongs to the phase of its task. An idle moment is *exposed* if a message of the
-//! rank itself is under way that the next task waits for: read off the path back from that task, over messages alone, as
-//! long as each begins when the one before it ends. What is left of a gap is taken apart by [`Explanation`], on the
-//! timeline at the detail of stages; a hop between stages counts as an exposed message of the pipeline axis.
+//! A moment at which the rank computes belongs to the phase of its task. An idle moment is *exposed* if a message over an
+//! axis is under way that the next task waits for: read off the path back from that task, over messages alone, as long as
+//! each begins when the one before it ends. (Before the optimizer the path may lead over the norm of the gradients to the
+//! reduction of another rank, the last to end.) What is left of a gap is taken apart by [`Explanation`], on the timeline at
+//! the detail of stages; a hop between stages counts as an exposed message of the pipeline axis.
 
 use crate::action::Op;
 use crate::explain::{Cause, Causes, Explanation};
@@ -143,7 +144,8 @@ impl Parts {
 pub struct MessageTime {
     /// While one is under way.
     pub total: f64,
-    /// Of that, while the rank does not compute because it waits for it.
+    /// Of that, while the rank does not compute because it waits for a message of this axis, be it that of another rank;
+    /// at most all of it.
     pub exposed: f64,
 }
 
@@ -215,6 +217,7 @@ impl Breakdown {
                 let own = after_the_last(schedule, timeline, rank, gap);
                 taking.gap(gap.duration(), own, waits.next().map_or_else(Causes::default, |wait| wait.causes));
             }
+            messages.iter_mut().for_each(|message| message.exposed = message.exposed.min(message.total));
             breakdown.ranks.push(parts);
             breakdown.messages.push(messages);
         }
@@ -344,7 +347,7 @@ fn sent_at(schedule: &Schedule, timeline: &Timeline, receive: TaskId) -> f64 {
 /// Times nearer than this share of a gap, or of the time itself, are the same moment, rounded.
 const ROUNDING: (f64, f64) = (1e-9, 1e-12);
 
-/// Of the gap before a compute task, the time of the messages of its own rank on the path that led to it, by axis.
+/// Of the gap before a compute task, the time of the messages on the path that led to it, by axis.
 fn exposed(schedule: &Schedule, timeline: &Timeline, task: TaskId, gap: Span) -> [f64; Breakdown::AXES.len()] {
     let mut exposed = [0.0; Breakdown::AXES.len()];
     let near = gap.duration() * ROUNDING.0 + gap.end * ROUNDING.1;

@@ -112,15 +112,22 @@ fn message(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut P
         let sent = Collective { kind, axis, bytes: task.payload }.sent(network.mesh);
         both(axis, kind, sent, shares.of_collective(axis, kind))
     };
+    // Gradients and weights of replicas: context-parallel ranks hold the same parameters too. Shown as data parallelism,
+    // with the share of its longer hops.
+    let replicas = |kind: CollectiveKind| {
+        let sent = Collective { kind, axis: network.mesh.replica_axis(), bytes: task.payload }.sent(network.mesh);
+        let hops = if network.mesh.data > 1 { Axis::Data } else { Axis::Context };
+        both(Axis::Data, kind, sent, shares.of_collective(hops, kind))
+    };
     let zero = network.setup.zero_stage;
     match (task.lane, task.action.op) {
         (Lane::Tensor, _) => over(Axis::Tensor, task.step.collective?),
         (Lane::Context, _) => over(Axis::Context, task.step.collective?),
         (Lane::Expert, _) => over(Axis::Expert, task.step.collective?),
-        (Lane::Data, Op::GatherParam) => over(network.mesh.replica_axis(), CollectiveKind::AllGather),
+        (Lane::Data, Op::GatherParam) => replicas(CollectiveKind::AllGather),
         (Lane::Data, op) => {
             let whole = if zero == 0 { CollectiveKind::AllReduce } else { CollectiveKind::ReduceScatter };
-            over(network.mesh.replica_axis(), task.step.collective.or((op == Op::ReduceData).then_some(whole))?)
+            replicas(task.step.collective.or((op == Op::ReduceData).then_some(whole))?)
         }
         // Two ranks: each sends all that it has.
         (_, Op::ReduceGrad | Op::ReduceTied) => {

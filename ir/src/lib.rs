@@ -17,6 +17,7 @@ pub mod cost_table;
 pub mod explain;
 pub mod fault;
 pub mod flops;
+pub mod footprint;
 pub mod ids;
 pub mod interchange;
 pub mod memory;

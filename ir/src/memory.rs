@@ -4,10 +4,11 @@
 //! end of the task that frees it, and the step ends where it began.
 
 use crate::action::Op;
-use crate::ids::{Rank, TaskId};
+use crate::ids::{BufferId, Rank, TaskId};
 use crate::schedule::Schedule;
-use crate::task::{MemoryClass, Task, Touch};
+use crate::task::{Buffer, MemoryClass, Task, Touch};
 use crate::timeline::Timeline;
+use std::collections::BTreeSet;
 
 /// Bytes by class, in the order of [`MemoryClass::ALL`] \[B\].
 pub type ByClass = [u64; MemoryClass::ALL.len()];
@@ -45,11 +46,14 @@ pub fn persistent(schedule: &Schedule, rank: Rank) -> ByClass {
     live
 }
 
-/// Memory of `rank` over the timeline.
+/// A change of memory: when, in which step, at which position, whether a task ends there, and which.
+type Event = (f64, usize, u32, bool, TaskId);
+
+/// The moments at which tasks of a rank that touch memory start and end.
 ///
 /// At equal times events go in the schedule's topological order, a task's start before its end: what an earlier task
 /// frees is gone when a later one allocates.
-pub fn of_rank(schedule: &Schedule, timeline: &Timeline, rank: Rank, position: &[u32]) -> RankMemory {
+fn events(schedule: &Schedule, timeline: &Timeline, rank: Rank, position: &[u32]) -> Vec<Event> {
     let mut events = Vec::new();
     for step in 0..timeline.steps() {
         for (id, _) in schedule.program(rank) {
@@ -62,26 +66,61 @@ pub fn of_rank(schedule: &Schedule, timeline: &Timeline, rank: Rank, position: &
         }
     }
     events.sort_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3))));
+    events
+}
+
+/// Buffers that an event makes (`true`) and ends (`false`).
+fn changes(schedule: &Schedule, event: Event) -> impl Iterator<Item = (BufferId, bool)> + '_ {
+    let (_, _, _, end, id) = event;
+    schedule.effects(id).iter().filter_map(move |effect| match (effect.touch, end) {
+        (Touch::Allocate | Touch::Workspace, false) => Some((effect.buffer, true)),
+        (Touch::Free | Touch::Workspace, true) => Some((effect.buffer, false)),
+        _ => None,
+    })
+}
+
+/// Memory of `rank` over the timeline.
+pub fn of_rank(schedule: &Schedule, timeline: &Timeline, rank: Rank, position: &[u32]) -> RankMemory {
+    let events = events(schedule, timeline, rank, position);
     let mut live = persistent(schedule, rank);
     let begin = events.first().map_or(0.0, |e| e.0);
     let mut memory =
         RankMemory { points: vec![MemoryPoint { time: begin, live }], peak: MemoryPoint { time: begin, live } };
-    for (time, _, _, end, id) in events {
-        for effect in schedule.effects(id) {
-            let buffer = schedule.buffer(effect.buffer);
-            let slot = &mut live[buffer.class.index()];
-            match (effect.touch, end) {
-                (Touch::Allocate | Touch::Workspace, false) => *slot = slot.saturating_add(buffer.bytes),
-                (Touch::Free | Touch::Workspace, true) => *slot = slot.saturating_sub(buffer.bytes),
-                _ => {}
-            }
+    for event in events {
+        for (buffer, made) in changes(schedule, event) {
+            let Buffer { class, bytes, .. } = *schedule.buffer(buffer);
+            let slot = &mut live[class.index()];
+            *slot = if made { slot.saturating_add(bytes) } else { slot.saturating_sub(bytes) };
         }
-        memory.points.push(MemoryPoint { time, live });
+        memory.points.push(MemoryPoint { time: event.0, live });
         if total(&live) > total(&memory.peak.live) {
-            memory.peak = MemoryPoint { time, live };
+            memory.peak = MemoryPoint { time: event.0, live };
         }
     }
     memory
+}
+
+/// The buffers that are alive on `rank` at the first moment at which most is, beside those that outlive the step.
+pub fn alive_at_peak(schedule: &Schedule, timeline: &Timeline, rank: Rank, position: &[u32]) -> Vec<BufferId> {
+    let (mut alive, mut at_peak) = (BTreeSet::new(), BTreeSet::new());
+    let (mut live, mut most) = (0_u64, 0_u64);
+    for event in events(schedule, timeline, rank, position) {
+        for (id, made) in changes(schedule, event) {
+            let bytes = schedule.buffer(id).bytes;
+            if made {
+                alive.insert(id);
+                live = live.saturating_add(bytes);
+            } else {
+                alive.remove(&id);
+                live = live.saturating_sub(bytes);
+            }
+        }
+        if live > most {
+            most = live;
+            at_peak.clone_from(&alive);
+        }
+    }
+    at_peak.into_iter().collect()
 }
 
 /// Task -> its position in the topological order, as [`of_rank`] wants it.

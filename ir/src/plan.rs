@@ -7,6 +7,7 @@ mod custom;
 mod layout;
 mod mesh;
 mod model;
+mod nominal;
 mod parallel;
 mod programs;
 mod setup;
@@ -335,18 +336,21 @@ fn plan_name(family: &Family, entry: &ScheduleEntry, chunks: u32) -> String {
     name
 }
 
-/// What the tasks of a schedule take, for the families that adapt to it: the scenario's costs, and where it has none (they
-/// are measured later) F = I = W = 1. A table that cannot be read is reported by whoever predicts with it.
+/// What the tasks of a schedule take, for the families that adapt to it: the scenario's costs; where it has none, nominal
+/// times on its cluster; and without one (they are measured later) F = I = W = 1. A table that cannot be read is reported by whoever predicts with it.
 fn times(context: &Context<'_>, at: &str, entry: &ScheduleEntry, chunks: u32) -> StageTimes {
     let stages = context.ranks.saturating_mul(chunks);
+    let layers = || layout::resolve(&layout_request(context, context.model?, stages, chunks), at, entry).ok();
     let Some(costs) = &context.scenario.costs else {
+        if let Some(times) = layers().and_then(|layers| nominal::times(context, &layers)) {
+            return times;
+        }
         return StageTimes::of(&UnitCosts::default(), context.ranks, stages.min(schedules::MAX_STAGES));
     };
     let measured = || {
         let text = (context.read)(costs.file.as_deref()?).ok()?;
         let table: CostTable = serde_json::from_str(&text).ok()?;
-        let layers = layout::resolve(&layout_request(context, context.model?, stages, chunks), at, entry).ok()?;
-        StageTimes::measured(&table, &layers)
+        StageTimes::measured(&table, &layers()?)
     };
     measured()
         .unwrap_or_else(|| StageTimes::of(&UnitCosts::from(costs), context.ranks, stages.min(schedules::MAX_STAGES)))

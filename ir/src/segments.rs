@@ -7,6 +7,7 @@
 //! One law: every byte that crosses to another rank of the tensor, context, expert or data axis is a step of its own, and
 //! the FLOPs of the steps of a forward are those of [`ModelShape::forward_flops`](crate::model::ModelShape::forward_flops).
 
+mod accumulate;
 mod attention;
 mod ends;
 mod kernel;
@@ -116,30 +117,35 @@ pub struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    fn tensor(&self) -> u64 {
+    pub(crate) fn tensor(&self) -> u64 {
         u64::from(self.mesh.tensor.max(1))
     }
 
-    fn context(&self) -> u64 {
+    pub(crate) fn context(&self) -> u64 {
         u64::from(self.mesh.context.max(1))
     }
 
-    fn hidden(&self) -> u64 {
+    pub(crate) fn hidden(&self) -> u64 {
         u64::from(self.model.hidden_size)
     }
 
     /// Bytes of one number of an activation \[B\].
-    fn width(&self) -> u64 {
+    pub(crate) fn width(&self) -> u64 {
         self.setup.dtype.bytes()
     }
 
     /// Tokens that a rank's matrices multiply: `B S / context`.
-    fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         self.micro_batch_size * self.seq_length.div_ceil(self.context())
     }
 
+    /// Rows of the vocabulary on one rank.
+    pub(crate) fn vocabulary(&self) -> u64 {
+        u64::from(self.model.vocab_size).div_ceil(self.tensor())
+    }
+
     /// Tokens between the tensor-parallel regions: sharded under Megatron's sequence parallelism.
-    fn shard_tokens(&self) -> u64 {
+    pub(crate) fn shard_tokens(&self) -> u64 {
         if self.shards_sequence() { self.tokens().div_ceil(self.tensor()) } else { self.tokens() }
     }
 
@@ -149,7 +155,7 @@ impl Cut<'_> {
 
     /// The block of a transformer layer: `experts` for a layer with a mixture of experts.
     pub fn layer(&self, recompute: Recompute, experts: bool) -> Block {
-        layer::block(self, recompute, experts)
+        accumulate::unfused(self, layer::block(self, recompute, experts))
     }
 
     /// The block of the embedding.
@@ -159,11 +165,11 @@ impl Cut<'_> {
 
     /// The block of the head and the loss; `own_weight` is false where the head shares the embedding's on its stage.
     pub fn head(&self, own_weight: bool) -> Block {
-        ends::head(self, own_weight)
+        accumulate::unfused(self, ends::head(self, own_weight))
     }
 
     /// Parameters of weights on one rank.
-    fn sum(&self, weights: &[Weight]) -> u64 {
+    pub(crate) fn sum(&self, weights: &[Weight]) -> u64 {
         weights.iter().map(|w| w.rank_elements(self.mesh.tensor, self.mesh.expert)).fold(0, u64::saturating_add)
     }
 }

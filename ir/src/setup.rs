@@ -36,6 +36,12 @@ pub struct Setup {
     pub overlap_p2p: bool,
     /// Whether the loss is one kernel that keeps no fp32 copy of the logits.
     pub cross_entropy_fusion: bool,
+    /// Whether scale, mask and softmax of unfused attention are one kernel.
+    pub masked_softmax_fusion: bool,
+    /// Whether the multiplications that make weights' gradients add them up.
+    pub gradient_accumulation_fusion: bool,
+    /// Whether the backward's tensor-parallel all-reduce goes beside the weights' gradients.
+    pub async_tensor_model_parallel_allreduce: bool,
 }
 
 impl Default for Setup {
@@ -55,6 +61,9 @@ impl Default for Setup {
             tp_comm_overlap: false,
             overlap_p2p: true,
             cross_entropy_fusion: false,
+            masked_softmax_fusion: true,
+            gradient_accumulation_fusion: true,
+            async_tensor_model_parallel_allreduce: true,
         }
     }
 }

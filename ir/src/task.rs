@@ -171,17 +171,20 @@ pub enum MemoryClass {
     Logits,
     /// Messages in and out, and the workspace of the running task.
     Buffers,
+    /// What no tensor accounts for: the context of the device, the libraries' own memory, and what the allocator cannot use.
+    Overhead,
 }
 
 impl MemoryClass {
     /// Every class, in stacking order.
-    pub const ALL: [MemoryClass; 6] = [
+    pub const ALL: [MemoryClass; 7] = [
         MemoryClass::Parameters,
         MemoryClass::Optimizer,
         MemoryClass::Gradients,
         MemoryClass::Activations,
         MemoryClass::Logits,
         MemoryClass::Buffers,
+        MemoryClass::Overhead,
     ];
 
     /// Position in [`MemoryClass::ALL`].
@@ -198,6 +201,7 @@ impl MemoryClass {
             MemoryClass::Activations => "activations",
             MemoryClass::Logits => "logits",
             MemoryClass::Buffers => "buffers",
+            MemoryClass::Overhead => "overhead",
         }
     }
 }

@@ -79,8 +79,13 @@ impl StageWorkload {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Workload {
-    /// Memory that each rank holds all the time beside parameters and optimizer state \[B\].
+    /// Memory that no tensor of a rank accounts for: device context, libraries, what the allocator cannot use \[B\].
     pub rank_overhead: u64,
+    /// Buffers that each rank holds all the time, one entry a rank \[B\]; what is left out is 0.
+    pub rank_buffers: Vec<u64>,
+    /// Whether gradients have buffers of their own that outlive the step (Megatron's main gradients): backwards add to
+    /// them and reductions work in place. Otherwise the first backward of a step makes them and the optimizer frees them.
+    pub gradients_persist: bool,
     /// One entry a stage.
     pub stages: Vec<StageWorkload>,
 }
@@ -88,7 +93,7 @@ pub struct Workload {
 impl Workload {
     /// A workload of `stages` stages without sizes, for abstract costs.
     pub fn abstract_stages(stages: u32) -> Self {
-        Self { rank_overhead: 0, stages: vec![StageWorkload::default(); stages as usize] }
+        Self { stages: vec![StageWorkload::default(); stages as usize], ..Self::default() }
     }
 
     /// The workload of a stage; one that does not exist weighs nothing.
@@ -109,6 +114,7 @@ impl Workload {
             split: s.split.map(|split| SplitWorkload { kept: share(split.kept), ..split }),
             ..*s
         };
-        Self { rank_overhead: self.rank_overhead, stages: self.stages.iter().map(stage).collect() }
+        let stages = self.stages.iter().map(stage).collect();
+        Self { stages, rank_buffers: self.rank_buffers.clone(), ..*self }
     }
 }

@@ -1,4 +1,5 @@
 //! Whole plans of real models: resolved, lowered, checked, costed, simulated, memory replayed.
+#![expect(clippy::unwrap_used, reason = "a bench of something that cannot be built should stop")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use pipewright_ir::memory;
@@ -6,7 +7,7 @@ use pipewright_ir::metrics::Metrics;
 use pipewright_ir::plan::{self, Plan};
 use pipewright_ir::scenario::Scenario;
 use pipewright_sim::cost::AnalyticCost;
-use pipewright_sim::cost::analytic::parameters_of;
+use pipewright_sim::cost::analytic::{Parameters, parameters_of};
 use pipewright_sim::{Engine, Options};
 use std::hint::black_box;
 
@@ -22,15 +23,14 @@ fn gpt3(global_batch: u32, pipeline: u32, nodes: u32) -> Plan {
                          "recompute": "full", "dtype": "bf16", "overlap_grad_reduce": true }},
           "schedules": ["1f1b"] }}"#
     );
-    let scenario: Scenario = serde_json::from_str(&text).expect("a scenario");
-    plan::resolve(&scenario, &|_| Err(String::new())).expect("a legal scenario").remove(0)
+    let scenario: Scenario = serde_json::from_str(&text).unwrap();
+    plan::resolve(&scenario, &|_| Err(String::new())).unwrap().remove(0)
 }
 
 /// A plan at the detail of stages: the inner loop of a search for the best plan.
-fn stage_detail(plan: &Plan) -> f64 {
-    let parameters = parameters_of(plan, &|file| Err(file.to_owned())).expect("a stack");
-    let (_, cost) = AnalyticCost::of_plan(plan, &parameters).expect("a model");
-    let schedule = plan.schedule(&plan.workload()).expect("a lawful schedule");
+fn stage_detail(plan: &Plan, parameters: &Parameters) -> f64 {
+    let (programs, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
+    let schedule = plan.schedule(&plan.workload(&programs, &parameters.memory_stack().unwrap())).unwrap();
     let mut engine = Engine::new(&schedule);
     engine.set_costs(&schedule, &cost);
     let timeline = engine.run(&Options::default());
@@ -38,19 +38,18 @@ fn stage_detail(plan: &Plan) -> f64 {
     metrics.makespan + metrics.ranks.iter().map(|r| memory::total(&r.memory.peak.live) as f64).sum::<f64>()
 }
 
-fn segment_detail(plan: &Plan) -> f64 {
-    let parameters = parameters_of(plan, &|file| Err(file.to_owned())).expect("a stack");
-    let (programs, cost) = AnalyticCost::of_plan(plan, &parameters).expect("a model");
-    let schedule = plan.schedule(&plan.workload()).expect("a lawful schedule").segmented(&programs);
+fn segment_detail(plan: &Plan, parameters: &Parameters) -> f64 {
+    let (programs, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
+    let schedule =
+        plan.schedule(&plan.workload(&programs, &parameters.memory_stack().unwrap())).unwrap().segmented(&programs);
     let mut engine = Engine::new(&schedule);
     engine.set_costs(&schedule, &cost);
     engine.run(&Options::default()).makespan()
 }
 
-fn full(plan: &Plan) -> f64 {
-    let parameters = parameters_of(plan, &|file| Err(file.to_owned())).expect("a stack");
-    let (_, cost) = AnalyticCost::of_plan(plan, &parameters).expect("a model");
-    let schedule = plan.schedule(&plan.workload()).expect("a lawful schedule");
+fn full(plan: &Plan, parameters: &Parameters) -> f64 {
+    let (programs, cost) = AnalyticCost::of_plan(plan, parameters).unwrap();
+    let schedule = plan.schedule(&plan.workload(&programs, &parameters.memory_stack().unwrap())).unwrap();
     let mut engine = Engine::new(&schedule);
     engine.set_costs(&schedule, &cost);
     engine.replicated(&schedule, &plan.mesh).run(&Options::default()).makespan()
@@ -61,12 +60,13 @@ fn plans(c: &mut Criterion) {
     group.sample_size(20);
     // 16 microbatches on 4 ranks: a plan as a search tries thousands of.
     let small = gpt3(128, 4, 32);
-    group.bench_function("stage detail, p=4 m=16", |b| b.iter(|| stage_detail(black_box(&small))));
+    let parameters = parameters_of(&small, &|_| Err(String::new())).unwrap();
+    group.bench_function("stage detail, p=4 m=16", |b| b.iter(|| stage_detail(black_box(&small), &parameters)));
     let large = gpt3(1536, 16, 128);
-    group.bench_function("175B on 1024, stage detail", |b| b.iter(|| stage_detail(black_box(&large))));
-    group.bench_function("175B on 1024, segment detail", |b| b.iter(|| segment_detail(black_box(&large))));
+    group.bench_function("175B on 1024, stage detail", |b| b.iter(|| stage_detail(black_box(&large), &parameters)));
+    group.bench_function("175B on 1024, segment detail", |b| b.iter(|| segment_detail(black_box(&large), &parameters)));
     let mesh = gpt3(256, 8, 64);
-    group.bench_function("512 devices, each", |b| b.iter(|| full(black_box(&mesh))));
+    group.bench_function("512 devices, each", |b| b.iter(|| full(black_box(&mesh), &parameters)));
     group.finish();
 }
 

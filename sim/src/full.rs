@@ -120,3 +120,36 @@ pub fn split(timeline: &Timeline, mesh: &Mesh) -> Vec<Timeline> {
     };
     (0..copies).map(of).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+    use crate::cost::UnitCost;
+    use pipewright_ir::action::Op;
+    use pipewright_ir::passes::{add_data_reduction, add_optimizer_step, add_send_recv};
+    use pipewright_ir::schedule::Draft;
+    use pipewright_ir::schedules::{ScheduleParams, find};
+    use pipewright_ir::unit_costs::UnitCosts;
+    use pipewright_ir::workload::Workload;
+
+    /// Replica 1 is 5 units slower in its last backward: the optimizers of replica 0 wait for the reduction with it.
+    #[test]
+    fn a_slow_replica_holds_up_those_that_it_shares_a_group_with() {
+        let order = find("1f1b").unwrap().order(&ScheduleParams::new(2, 4, 1)).unwrap();
+        let program = add_optimizer_step(add_data_reduction(add_send_recv(&order)));
+        let schedule = Draft::lower(&program, &Workload::abstract_stages(2)).seal().unwrap();
+        let mesh = Mesh { data: 2, pipeline: 2, ..Mesh::default() };
+        let mut engine = Engine::new(&schedule);
+        engine.set_costs(&schedule, &UnitCost::new(&UnitCosts::default(), &schedule));
+        let mut all = engine.replicated(&schedule, &mesh);
+        let last = |op: Op| schedule.tasks().filter(|(_, t)| t.rank.0 == 0 && t.action.op == op).last().unwrap().0;
+        let before = split(&all.run(&Options::default()), &mesh);
+        all.duration[schedule.len() + last(Op::FullBackward).index()] += 5.0;
+        let after = split(&all.run(&Options::default()), &mesh);
+        let start = |timelines: &[Timeline], op| timelines[0].span(0, last(op)).start;
+        assert_eq!(before[0], before[1]);
+        assert_eq!(start(&after, Op::FullBackward), start(&before, Op::FullBackward));
+        assert_eq!(start(&after, Op::OptimizerStep), start(&before, Op::OptimizerStep) + 5.0);
+    }
+}

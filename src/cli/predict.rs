@@ -19,6 +19,7 @@ use pipewright::ir::workload::Workload;
 use pipewright::sim::cost::analytic::{AnalyticError, Parameters, SegmentCost, parameters_of};
 use pipewright::sim::cost::{AnalyticCost, CostModel, TableCost, UnitCost, workload_of};
 use pipewright::sim::{Engine, Options, full};
+use std::collections::BTreeMap;
 
 /// A plan with what the simulator says of it.
 pub(crate) struct Predicted {
@@ -59,23 +60,29 @@ pub(crate) struct Fineness {
 pub(crate) enum Costs {
     Unit(UnitCosts),
     Table(CostTable),
-    /// From the model, the cluster and the fitted parameters of its software stack.
-    Analytic(Box<Parameters>),
+    /// From the model, the cluster and the fitted parameters of its software stack, by the stack's name.
+    Analytic(BTreeMap<String, Parameters>),
 }
 
 impl Costs {
     /// The costs that the scenario names.
     pub(crate) fn of(loaded: &Loaded) -> Result<Self, Failure> {
         let model = loaded.scenario.costs.as_ref().map(|costs| costs.model);
-        let on_cluster = loaded.plans.first().filter(|plan| plan.cluster.is_some());
-        if let Some(plan) = on_cluster.filter(|_| model.is_none_or(|model| model == CostModelName::Analytic)) {
+        let on_cluster = !loaded.plans.is_empty() && loaded.plans.iter().all(|plan| plan.cluster.is_some());
+        if on_cluster && model.is_none_or(|model| model == CostModelName::Analytic) {
             let fault = |e: AnalyticError| {
                 let help = "name one of them in cluster.stack, or give the file of your own";
                 loaded.fault("cluster", "cluster::stack", e.to_string(), help)
             };
-            return Ok(Costs::Analytic(Box::new(
-                parameters_of(plan, &|file| loaded.read_beside(file)).map_err(fault)?,
-            )));
+            let mut stacks = BTreeMap::new();
+            for plan in &loaded.plans {
+                let name = stack_name(plan);
+                if !stacks.contains_key(name) {
+                    let parameters = parameters_of(plan, &|file| loaded.read_beside(file)).map_err(fault)?;
+                    stacks.insert(name.to_owned(), parameters);
+                }
+            }
+            return Ok(Costs::Analytic(stacks));
         }
         let Some(costs) = &loaded.scenario.costs else {
             let message = "the scenario has no costs to predict with".to_owned();
@@ -104,7 +111,11 @@ impl Costs {
         match self {
             Costs::Unit(_) => Workload::abstract_stages(plan.placement().stages()),
             Costs::Table(table) => workload_of(table, plan),
-            Costs::Analytic(_) => plan.workload(),
+            Costs::Analytic(stacks) => {
+                let stack = stacks.get(stack_name(plan)).and_then(Parameters::memory_stack);
+                let sized = plan.programs().zip(stack).map(|(programs, stack)| plan.workload(&programs, &stack));
+                sized.unwrap_or_else(|| Workload::abstract_stages(plan.placement().stages()))
+            }
         }
     }
 
@@ -177,11 +188,13 @@ impl Costs {
                 table = TableCost::new(costs, plan).map_err(fail)?;
                 &table
             }
-            Costs::Analytic(parameters) => {
+            Costs::Analytic(stacks) => {
                 let fail = |error: AnalyticError| Failure::Usage {
                     message: error.to_string(),
                     help: "add \"model\": { \"preset\": \"gpt3-175b\" } and training.seq_length".to_owned(),
                 };
+                let missing = || AnalyticError::Stack { name: stack_name(plan).to_owned(), known: String::new() };
+                let parameters = stacks.get(stack_name(plan)).ok_or_else(missing).map_err(fail)?;
                 (programs, analytic) = AnalyticCost::of_plan(plan, parameters).map_err(fail)?;
                 throughput = Throughput::of(plan, &whole, &programs, f64::NAN);
                 if fineness.segments {
@@ -255,7 +268,7 @@ fn every_device(plan: &Plan, schedule: &Schedule, replicas: &[Timeline]) -> Vec<
                 Axis::Tensor => replica % tensor,
                 Axis::Context => replica / tensor % context,
                 Axis::Data => replica / tensor / context,
-                Axis::Pipeline | Axis::Expert | Axis::DataContext | Axis::ExpertData => pipeline,
+                _ => pipeline,
             };
             devices.push(Device {
                 number: mesh.device(place),
@@ -268,6 +281,11 @@ fn every_device(plan: &Plan, schedule: &Schedule, replicas: &[Timeline]) -> Vec<
     }
     devices.sort_by_key(|device| device.number);
     devices
+}
+
+/// The software stack of a plan's cluster.
+fn stack_name(plan: &Plan) -> &str {
+    plan.cluster.as_ref().map_or("", |cluster| cluster.stack.as_str())
 }
 
 /// How the parts of compound actions run, as the scenario says.

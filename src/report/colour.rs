@@ -80,6 +80,7 @@ pub(super) fn of_class(class: MemoryClass) -> RGBColor {
         MemoryClass::Activations => RGBColor(0xee, 0xb3, 0x55),
         MemoryClass::Logits => RGBColor(0xc7, 0x5b, 0x4a),
         MemoryClass::Buffers => RGBColor(0xa9, 0x8a, 0xb8),
+        MemoryClass::Overhead => RGBColor(0x9a, 0x9a, 0x9a),
     }
 }
 

@@ -13,7 +13,7 @@ use pipewright_ir::breakdown::Part;
 use plotters::style::text_anchor::HPos;
 
 /// Space for the names of schedules [px].
-const NAMES: f64 = 170.0;
+const NAMES: f64 = 200.0;
 /// Space for the numbers behind a bar [px].
 const ENDS: f64 = 150.0;
 /// Height of a bar, and from one to the next [px].

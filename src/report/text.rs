@@ -71,6 +71,7 @@ pub(super) fn class(class: MemoryClass) -> &'static str {
     match class {
         MemoryClass::Optimizer => "optimizer state",
         MemoryClass::Buffers => "buffers and workspace",
+        MemoryClass::Overhead => "framework overhead",
         other => other.name(),
     }
 }

@@ -485,7 +485,7 @@ mod tests {
             forward_flops: 1e15 / 3.0,
             ..Default::default()
         };
-        Workload { rank_overhead: 1, stages: (0..stages).map(stage).collect() }
+        Workload { rank_overhead: 1, stages: (0..stages).map(stage).collect(), ..Workload::default() }
     }
 
     fn through_text(order: &PipelineOrder, name: &str) -> ScheduleFile {

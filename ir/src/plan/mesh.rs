@@ -74,8 +74,10 @@ fn mismatch(mesh: &Mesh, world: u64, path: &str, what: &str, data_is_given: bool
     if !world.is_multiple_of(model) {
         let parts = product(&Mesh { data: 1, ..*mesh });
         let parts = parts.trim_end_matches("*1");
-        let message =
-            format!("{what} are no multiple of {names} sizes {parts} = {model}: {world} % {model} = {}", world % model);
+        let message = format!(
+            "{what}, no multiple of the {names} sizes {parts} = {model}: {world} % {model} = {}",
+            world % model
+        );
         let (below, above) = (world / model * model, (world / model + 1).saturating_mul(model));
         let help = if below == 0 { format!("use {above} devices") } else { format!("use {below} or {above} devices") };
         return Fault::new(path, "mesh::world", message, format!("{help}, or other parallel sizes"));

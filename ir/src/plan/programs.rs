@@ -2,10 +2,11 @@
 
 use super::Plan;
 use crate::action::Op;
+use crate::footprint::{self, MemoryParameters};
 use crate::ids::Stage;
 use crate::model::StagePart;
-use crate::segments::{Cut, Programs, StageProgram};
-use crate::workload::{StageWorkload, Workload};
+use crate::segments::{Cut, Programs};
+use crate::workload::Workload;
 
 impl Plan {
     /// What the programs of its stages are cut from; `None` without a model or a sequence length.
@@ -25,31 +26,21 @@ impl Plan {
         (0..self.placement().stages()).map(|s| self.part(Stage::new(s))).collect()
     }
 
-    /// What each stage sends and computes, without what it keeps.
-    pub fn workload(&self) -> Workload {
-        let (Some(model), Some(programs)) = (&self.model, self.programs()) else {
-            return Workload::abstract_stages(self.placement().stages());
-        };
-        let width = self.setup.dtype.bytes();
+    /// What each stage holds, keeps and sends, under a software stack; `programs` are its own. Without a model or a sequence
+    /// length, stages without sizes.
+    pub fn workload(&self, programs: &Programs, stack: &MemoryParameters) -> Workload {
+        match self.cut() {
+            Some(cut) => footprint::workload(&cut, &self.parts(), programs, self.placement(), stack),
+            None => Workload::abstract_stages(self.placement().stages()),
+        }
+    }
+
+    /// The output of a stage, the message to the next one \[B\]; 0 without a model.
+    pub fn message_bytes(&self) -> u64 {
+        let hidden = self.model.as_ref().map_or(0, |model| u64::from(model.hidden_size));
         let tokens = self.batch.microbatch_tokens().div_ceil(u64::from(self.mesh.context.max(1)));
         let shards = if self.setup.megatron_sequence_parallel { u64::from(self.mesh.tensor.max(1)) } else { 1 };
-        let output = tokens.div_ceil(shards).saturating_mul(u64::from(model.hidden_size)).saturating_mul(width);
-        let stage = |(s, program): (usize, &StageProgram)| {
-            let (stage, part) = (Stage::at(s), self.part(Stage::at(s)));
-            let last = self.placement().is_last(stage);
-            let gradients = program.parameters.saturating_mul(self.setup.gradient_dtype.bytes());
-            let shares = self.reduces_tied_embedding() && (part.embedding || part.head);
-            let embedding = model.token_embedding_parameters() / u64::from(self.mesh.tensor.max(1));
-            StageWorkload {
-                layers: part.layers,
-                output: if last { 0 } else { output },
-                reduced: if self.mesh.replicas() > 1 { gradients } else { 0 },
-                gathered: if self.mesh.replicas() > 1 { program.parameters.saturating_mul(width) } else { 0 },
-                tied: if shares { embedding.saturating_mul(self.setup.gradient_dtype.bytes()) } else { 0 },
-                ..StageWorkload::default()
-            }
-        };
-        Workload { rank_overhead: 0, stages: programs.stages.iter().enumerate().map(stage).collect() }
+        tokens.div_ceil(shards).saturating_mul(hidden).saturating_mul(self.setup.dtype.bytes())
     }
 
     /// What every stage does for a microbatch; `None` without a model or a sequence length.

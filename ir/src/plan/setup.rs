@@ -35,6 +35,7 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
     }
     let (sequence_parallel, megatron_sequence_parallel) = sequence_parallel(scenario, mesh);
     let off = |switch: Option<bool>| switch.unwrap_or(false);
+    let on = |switch: Option<bool>| switch.unwrap_or(true);
     Setup {
         dtype,
         gradient_dtype,
@@ -53,6 +54,9 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
         tp_comm_overlap: off(training.tp_comm_overlap),
         overlap_p2p: training.overlap_p2p_comm.unwrap_or(true),
         cross_entropy_fusion: off(training.cross_entropy_fusion),
+        masked_softmax_fusion: on(training.masked_softmax_fusion),
+        gradient_accumulation_fusion: on(training.gradient_accumulation_fusion),
+        async_tensor_model_parallel_allreduce: on(training.async_tensor_model_parallel_allreduce),
     }
 }
 

@@ -109,4 +109,12 @@ pub struct Training {
     pub overlap_p2p_comm: Option<bool>,
     /// Whether the loss is one kernel that keeps no fp32 copy of the logits. Default false.
     pub cross_entropy_fusion: Option<bool>,
+    /// Unfused attention: whether scale, mask and softmax are one kernel (Megatron's switch of this name). Default true.
+    pub masked_softmax_fusion: Option<bool>,
+    /// Whether the multiplication that makes a weight's gradient adds it to that of the microbatches before (Megatron's
+    /// switch of this name); otherwise a pass over it does. Default true.
+    pub gradient_accumulation_fusion: Option<bool>,
+    /// Without sequence parallelism: whether the backward's tensor-parallel all-reduce goes beside the weights' gradients
+    /// (Megatron's switch of this name, since 2022). Default true.
+    pub async_tensor_model_parallel_allreduce: Option<bool>,
 }

@@ -184,12 +184,19 @@ fn persistent(placement: &Placement, workload: &Workload) -> Vec<(Rank, Stage, M
     for stage in placement.all_stages() {
         let sizes = workload.stage(stage);
         let Some(rank) = placement.rank_of(stage) else { continue };
-        let classes = [(MemoryClass::Parameters, sizes.parameters), (MemoryClass::Optimizer, sizes.optimizer)];
+        let gradients = if workload.gradients_persist { sizes.gradients } else { 0 };
+        let classes = [
+            (MemoryClass::Parameters, sizes.parameters),
+            (MemoryClass::Optimizer, sizes.optimizer),
+            (MemoryClass::Gradients, gradients),
+        ];
         persistent.extend(classes.into_iter().filter(|(_, n)| *n > 0).map(|(class, n)| (rank, stage, class, n)));
     }
-    for rank in (0..placement.ranks()).map(Rank).filter(|_| workload.rank_overhead > 0) {
+    for rank in (0..placement.ranks()).map(Rank) {
         let stage = placement.stages_of(rank).next().unwrap_or_default();
-        persistent.push((rank, stage, MemoryClass::Buffers, workload.rank_overhead));
+        let buffers = workload.rank_buffers.get(rank.index()).copied().unwrap_or(0);
+        let classes = [(MemoryClass::Buffers, buffers), (MemoryClass::Overhead, workload.rank_overhead)];
+        persistent.extend(classes.into_iter().filter(|(_, n)| *n > 0).map(|(class, n)| (rank, stage, class, n)));
     }
     persistent
 }
@@ -290,7 +297,9 @@ impl<'a> Memory<'a> {
                 self.touch(buffer, Touch::Free);
                 self.workspace(sizes.optimizer_workspace, task);
             }
-            (Op::ReduceGrad | Op::ReduceTied | Op::ReduceData, _) => self.workspace(task.payload, task),
+            (Op::ReduceGrad | Op::ReduceTied | Op::ReduceData, _) if !workload.gradients_persist => {
+                self.workspace(task.payload, task);
+            }
             _ => {}
         }
         debug_assert_eq!(id.index() + 1, self.effects_start.len());
@@ -359,6 +368,7 @@ impl<'a> Memory<'a> {
         }
         if let Some(row) = self.index.cells.stage(task.action.stage).filter(|_| last && self.optimizer)
             && sizes.gradients > 0
+            && !self.workload.gradients_persist
         {
             if self.gradients[row] == NONE {
                 let buffer = self.buffer(MemoryClass::Gradients, sizes.gradients, task.rank, task.action);

@@ -13,6 +13,9 @@ use crate::mesh::Axis;
 use crate::model::{LatentAttention, PositionEmbedding};
 use crate::scenario::{Attention as AttentionKind, SequenceParallel};
 
+/// Bytes of an fp32 number \[B\].
+const FP32: u64 = 4;
+
 /// How the core is shared over the context-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
@@ -202,9 +205,12 @@ impl<'a> Attention<'a> {
         let scores = count * queries * keys;
         let dropout = if self.cut.setup.dropout { 2 * width + 1 } else { 0 };
         let launches = 1 + u32::from(self.cut.setup.dropout);
+        // Biases are added, and heads put in order for the batched multiplications and back: all read and written once.
+        let copies = elementwise(2 * self.around_the_core().iter().sum::<u64>(), 2);
         if backward {
             // Gradients of the probabilities and the values, then of queries and keys.
             vec![
+                copies,
                 gemm(queries, keys, v_dim),
                 gemm(keys, v_dim, queries),
                 elementwise(scores * (3 * width + dropout), launches),
@@ -212,8 +218,14 @@ impl<'a> Attention<'a> {
                 gemm(keys, qk_dim, queries),
             ]
         } else {
-            let softmax = elementwise(scores * (2 * width + dropout), launches);
-            vec![gemm(queries, keys, qk_dim), softmax, gemm(queries, v_dim, keys)]
+            // Unfused: mask, copy to fp32, softmax in fp32, and back.
+            let (softmax, launches) = if self.cut.setup.masked_softmax_fusion {
+                (2 * width, launches)
+            } else {
+                (1 + 2 * (width + FP32) + 2 * FP32, launches + 3)
+            };
+            let softmax = elementwise(scores * (softmax + dropout), launches);
+            vec![copies, gemm(queries, keys, qk_dim), softmax, gemm(queries, v_dim, keys)]
         }
     }
 }

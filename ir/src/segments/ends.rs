@@ -1,5 +1,6 @@
 //! The two ends of the model: the embedding, and the head with the loss, both split over the vocabulary.
 
+use super::accumulate;
 use super::kernel::{CollectiveKind, Kernel};
 use super::layer::{Border, Linear, elementwise};
 use super::writer::Writer;
@@ -30,20 +31,20 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     }
     border.gather(&mut b, Phase::Weight, 1);
     b.compute(Phase::Weight, "embedding", [elementwise(numbers * (width + 2 * FP32), 1)]);
+    if !cut.setup.gradient_accumulation_fusion {
+        // The gradient of the whole shard: cleared, filled above, and added to the others.
+        let shard = cut.vocabulary().saturating_mul(cut.hidden());
+        b.compute(Phase::Weight, "embedding", [elementwise(shard * (width + accumulate::bytes(cut)), 2)]);
+    }
     Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()), ..Block::default() }
-}
-
-/// Rows of the vocabulary on one rank.
-fn vocabulary(cut: &Cut<'_>) -> u64 {
-    u64::from(cut.model.vocab_size).div_ceil(cut.tensor())
 }
 
 /// The final norm, the head and the loss. The maximum, the sum of exponentials and the target's logit of each token are
 /// reduced over the shards of the vocabulary. `own_weight` is false where it shares the embedding's on its stage.
 pub(super) fn head(cut: &Cut<'_>, own_weight: bool) -> Block {
     let (border, width, m) = (Border::new(cut), cut.width(), cut.tokens());
-    let linear = Linear::new(cut.hidden(), vocabulary(cut));
-    let logits = m.saturating_mul(vocabulary(cut));
+    let linear = Linear::new(cut.hidden(), cut.vocabulary());
+    let logits = m.saturating_mul(cut.vocabulary());
     let mut w = Writer::default();
     border.norm(&mut w, Phase::Forward);
     border.gather(&mut w, Phase::Forward, 1);

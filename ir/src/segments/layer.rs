@@ -86,6 +86,8 @@ impl<'a> Border<'a> {
     pub(super) fn reduce(&self, w: &mut Writer, phase: Phase, joined_after: usize) {
         if self.cut.tensor() > 1 {
             let scatter = self.cut.shards_sequence();
+            let beside = scatter || phase != Phase::Input || self.cut.setup.async_tensor_model_parallel_allreduce;
+            let joined_after = if beside { joined_after } else { 1 };
             let kind = if scatter { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
             w.send(phase, kind, Axis::Tensor, self.whole, joined_after);
         }

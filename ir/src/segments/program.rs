@@ -255,6 +255,17 @@ impl Programs {
         parts.fold(Work::default(), |sum, w| Work { flops: sum.flops + w.flops, bytes: sum.bytes + w.bytes })
     }
 
+    /// The steps that a step of the table stands for: those of a run, else itself alone.
+    pub fn parts(&self, index: u32) -> impl Iterator<Item = &Step> {
+        let step = self.step(index);
+        let parts = match step.map(|step| &step.body) {
+            Some(Body::Run(steps)) => steps.as_slice(),
+            _ => &[],
+        };
+        let alone = step.filter(|_| parts.is_empty());
+        alone.into_iter().chain(parts.iter().filter_map(|part| self.step(*part)))
+    }
+
     /// A step by its place in the table.
     pub fn step(&self, index: u32) -> Option<&Step> {
         self.steps.get(index as usize)

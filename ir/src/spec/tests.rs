@@ -24,7 +24,10 @@ fn all_passes(order: &PipelineOrder) -> PipelineOrder {
 
 fn draft(order: &PipelineOrder) -> Draft {
     let stage = StageWorkload { activations: 7, output: 3, gradients: 5, parameters: 5, tied: 2, ..Default::default() };
-    Draft::lower(order, &Workload { rank_overhead: 1, stages: vec![stage; order.placement.stages() as usize] })
+    Draft::lower(
+        order,
+        &Workload { rank_overhead: 1, stages: vec![stage; order.placement.stages() as usize], ..Workload::default() },
+    )
 }
 
 fn violations(order: &PipelineOrder) -> Vec<Violation> {

@@ -22,7 +22,7 @@ use super::CostModel;
 use fold::Clocks;
 use pipewright_ir::action::Op;
 use pipewright_ir::cluster::Cluster;
-use pipewright_ir::ids::Rank;
+use pipewright_ir::ids::{Rank, Stage};
 use pipewright_ir::mesh::{Axis, Mesh};
 use pipewright_ir::placement::Placement;
 use pipewright_ir::scenario::Recompute;
@@ -45,6 +45,8 @@ pub struct Facts<'a> {
     pub parameters: &'a Parameters,
     /// Bytes of `[B, S, H]` on one rank, for the passes that a stack makes beside those counted \[B\].
     pub activation_bytes: f64,
+    /// Bytes of a message from one stage to the next \[B\].
+    pub message_bytes: u64,
     /// Which rank holds which stages.
     pub placement: &'a Placement,
 }
@@ -78,6 +80,12 @@ pub struct AnalyticCost {
     links: Links,
     mesh: Mesh,
     gpus_per_node: u32,
+    /// Whether messages between nodes are cut over the tensor-parallel ranks, which all have the same.
+    scatter_gather: bool,
+    /// What each stage's forward and backward spend before they compute: on the host, and in a receive that blocks.
+    before: Vec<[f64; 2]>,
+    /// Whether receives block compute; otherwise a message is on its way beside it.
+    blocking: bool,
     /// The norm of the gradients over all ranks.
     clip: f64,
     /// Share of hidden messages' time that compute loses to them.
@@ -116,6 +124,7 @@ impl AnalyticCost {
         for layer in &facts.programs.layers {
             let [forward, backward] =
                 [&p.extra_forward_passes, &p.extra_backward_passes].map(|n| passes(n.value) + host);
+            let forward = forward + p.layer_overhead.value;
             let again = if layer.recompute == Recompute::Full { forward } else { 0.0 };
             for (step, more) in [(layer.forward, forward), (layer.backward, backward + again)] {
                 if let Some(time) = steps.get_mut(step as usize) {
@@ -135,10 +144,14 @@ impl AnalyticCost {
             links,
             mesh: *facts.mesh,
             gpus_per_node: facts.cluster.gpus_per_node(),
+            scatter_gather: p.scatter_gather && !facts.setup.megatron_sequence_parallel,
+            before: Vec::new(),
+            blocking: !facts.setup.overlap_p2p,
             clip: 0.0,
             overlap_cost: p.overlap_cost.value,
             steps,
         };
+        cost.before = facts.placement.all_stages().map(|stage| cost.before(facts, stage)).collect();
         cost.clip = cost.links.collective(&norm, &world);
         cost.stages = facts.programs.stages.iter().map(|stage| cost.stage(facts, &device, stage)).collect();
         cost.gathers(facts);
@@ -171,6 +184,28 @@ impl AnalyticCost {
             optimizer: device.memory(touched) + p.step_overhead.value / facts.placement.chunks().max(1.0),
             gather: 0.0,
         }
+    }
+
+    /// What a stage's forward and backward spend before they compute.
+    fn before(&self, facts: &Facts<'_>, stage: Stage) -> [f64; 2] {
+        let placement = facts.placement;
+        [placement.previous(stage), placement.next(stage)].map(|other| {
+            let ranks = other.and_then(|other| placement.rank_of(other)).zip(placement.rank_of(stage));
+            let received = ranks.filter(|(from, to)| self.blocking && from != to);
+            let message = received.map_or(0.0, |(from, to)| self.hop(facts.message_bytes, from.0, to.0));
+            facts.parameters.chunk_overhead.value + message
+        })
+    }
+
+    /// Time of a stage's output from one pipeline rank to another.
+    fn hop(&self, bytes: u64, from: u32, to: u32) -> f64 {
+        let crosses = self.crosses(from, to);
+        let shards = u64::from(self.mesh.tensor.max(1));
+        if !(crosses && self.scatter_gather && shards > 1) {
+            return self.links.point_to_point(bytes, crosses, &self.mesh);
+        }
+        let gather = Collective { kind: CollectiveKind::AllGather, axis: Axis::Tensor, bytes };
+        self.links.point_to_point(bytes / shards, crosses, &self.mesh) + self.links.collective(&gather, &self.mesh)
     }
 
     fn step(&self, step: u32) -> f64 {
@@ -262,14 +297,20 @@ impl AnalyticCost {
 
 impl CostModel for AnalyticCost {
     fn duration(&self, task: &Task) -> f64 {
+        let [forward, backward] = self.before.get(task.action.stage.index()).copied().unwrap_or_default();
         if let Some(step) = task.step.program {
-            return self.steps.get(step as usize).copied().unwrap_or(0.0);
+            let before = match task.action.op {
+                Op::Forward if !task.step.continues => forward,
+                Op::FullBackward | Op::BackwardInput if !task.step.continues => backward,
+                _ => 0.0,
+            };
+            return self.steps.get(step as usize).copied().unwrap_or(0.0) + before;
         }
         let Some(stage) = self.stages.get(task.action.stage.index()) else { return 0.0 };
         match task.action.op {
-            Op::Forward => stage.forward,
-            Op::FullBackward => stage.backward,
-            Op::BackwardInput => stage.input,
+            Op::Forward => forward + stage.forward,
+            Op::FullBackward => backward + stage.backward,
+            Op::BackwardInput => backward + stage.input,
             Op::BackwardWeight => stage.weight,
             Op::ReduceData => stage.reduce,
             Op::OptimizerStep => stage.optimizer,
@@ -281,7 +322,7 @@ impl CostModel for AnalyticCost {
                 if peer == task.rank.0 {
                     0.0
                 } else {
-                    2.0 * self.links.point_to_point(task.payload / 2, self.crosses(task.rank.0, peer))
+                    2.0 * self.links.point_to_point(task.payload / 2, self.crosses(task.rank.0, peer), &self.mesh)
                 }
             }
             // A copy engine sends beside compute: the hop is the message's latency.
@@ -290,7 +331,7 @@ impl CostModel for AnalyticCost {
     }
 
     fn latency(&self, receive: &Task) -> f64 {
-        let Some(peer) = receive.peer.filter(|_| receive.action.op.is_receive()) else { return 0.0 };
-        self.links.point_to_point(receive.payload, self.crosses(peer.0, receive.rank.0))
+        let peer = receive.peer.filter(|_| receive.action.op.is_receive() && !self.blocking);
+        peer.map_or(0.0, |peer| self.hop(receive.payload, peer.0, receive.rank.0))
     }
 }

@@ -130,7 +130,7 @@ pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
         }
     };
     let stages = layout.stages.iter().enumerate().map(stage).collect();
-    Workload { rank_overhead: layout.rank_overhead, stages }
+    Workload { rank_overhead: layout.rank_overhead, stages, ..Workload::default() }
 }
 
 /// Bytes of an fp32 number \[B\].

@@ -35,7 +35,7 @@ fn tensor_fault(tensor: u32, heads: u32, groups: u32) -> Fault {
     if !heads.is_multiple_of(tensor) {
         wrong.push(format!("{heads} attention heads: {heads} % {tensor} = {}", heads % tensor));
     }
-    if !shares(tensor, groups) {
+    if groups != heads && !shares(tensor, groups) {
         wrong.push(format!("{groups} key-value heads: {groups} % {tensor} = {}", groups % tensor));
     }
     let message = format!("tensor_model_parallel_size {tensor} does not share out {}", wrong.join(", and "));

@@ -37,6 +37,9 @@ impl Group {
 pub struct Links {
     /// A GPU's share of its node's network, one way \[B/s\].
     network_share: f64,
+    /// Of a node, and of one of its interfaces, one way \[B/s\].
+    network: f64,
+    interface: f64,
     gpus_per_node: u32,
     parameters: Parameters,
 }
@@ -49,8 +52,11 @@ const LEAST_SWITCHED: u64 = 5;
 impl Links {
     /// The links of a cluster.
     pub fn new(cluster: &Cluster, parameters: &Parameters) -> Self {
+        let (network, efficiency) = (&cluster.hardware.inter_node, parameters.network_efficiency.value);
         Self {
-            network_share: cluster.inter_node_share() * parameters.network_efficiency.value,
+            network_share: cluster.inter_node_share() * efficiency,
+            network: network.node_bandwidth() * efficiency,
+            interface: network.bandwidth.value * efficiency,
             gpus_per_node: cluster.gpus_per_node(),
             parameters: parameters.clone(),
         }
@@ -81,9 +87,15 @@ impl Links {
         add(latency, collective.sent(mesh) as f64 / bandwidth)
     }
 
-    /// Time of a message of `bytes` between two stages \[s\], across nodes or inside one.
-    pub fn point_to_point(&self, bytes: u64, crosses: bool) -> f64 {
-        let bandwidth = if crosses { self.network_share } else { self.parameters.intra_node_bandwidth.value };
+    /// Time of a message of `bytes` between two stages \[s\], across nodes or inside one. Between nodes all devices of a
+    /// stage that a node has send at once: they share its network, and each has at most one interface.
+    pub fn point_to_point(&self, bytes: u64, crosses: bool, mesh: &Mesh) -> f64 {
+        let senders = mesh.stride(Axis::Pipeline).clamp(1, u64::from(self.gpus_per_node.max(1)));
+        let bandwidth = if crosses {
+            (self.network / senders as f64).min(self.interface)
+        } else {
+            self.parameters.intra_node_bandwidth.value
+        };
         self.parameters.p2p_latency.value + bytes as f64 / bandwidth
     }
 }

@@ -36,13 +36,13 @@ impl Device {
     pub fn kernel(&self, kernel: &Kernel) -> f64 {
         match kernel {
             Kernel::Gemm { m, n, k, count, grouped: false, .. } if *count > 1 => {
-                self.batched(*m, *n, *k, *count).hypot(self.memory(kernel.bytes())) + self.parameters.launch.value
+                self.roofline(self.batched(*m, *n, *k, *count), kernel) + self.parameters.launch.value
             }
             Kernel::Gemm { m, n, k, count, grouped, .. } => {
                 let compute = self.gemm(*m, *n, *k, *count, *grouped);
                 let groups = if *grouped { *count as f64 * self.parameters.expert_overhead.value } else { 0.0 };
                 // Loads run beside multiplications, but not all of them.
-                compute.hypot(self.memory(kernel.bytes())) + self.parameters.launch.value + groups
+                self.roofline(compute, kernel) + self.parameters.launch.value + groups
             }
             Kernel::Attention(attention) => self.attention(attention, kernel.flops()),
             Kernel::Elementwise { bytes, launches } => {
@@ -54,6 +54,14 @@ impl Device {
     /// Time to read and write so many bytes of device memory \[s\].
     pub fn memory(&self, bytes: f64) -> f64 {
         bytes / (self.memory_bandwidth * self.parameters.memory_efficiency.value)
+    }
+
+    /// Multiplications of a time and the loads and stores beside them.
+    fn roofline(&self, compute: f64, kernel: &Kernel) -> f64 {
+        let (memory, norm) = (self.memory(kernel.bytes()), self.parameters.roofline_norm.value);
+        let (long, short) = (compute.max(memory), compute.min(memory));
+        // Scaled by the longer one, so that no power leaves the range of numbers.
+        if long > 0.0 { long * (1.0 + (short / long).powf(norm)).powf(1.0 / norm) } else { 0.0 }
     }
 
     /// Waves of tiles over the multiprocessors, each tile a sum over `k` and a fixed part worth `gemm_fixed_k` more; the

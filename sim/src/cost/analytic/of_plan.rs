@@ -76,6 +76,7 @@ impl AnalyticCost {
             cluster,
             parameters,
             activation_bytes,
+            message_bytes: plan.message_bytes(),
             placement: plan.placement(),
         };
         Ok(AnalyticCost::new(&facts))

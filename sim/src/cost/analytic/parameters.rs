@@ -1,6 +1,7 @@
 //! What a software stack makes of a GPU and its links: a few fitted numbers, each with its source.
 
 use pipewright_ir::cluster::Sourced;
+use pipewright_ir::footprint::{MemoryParameters, memory_stack};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,9 @@ pub struct Parameters {
     pub description: String,
     /// The published measurements that the parameters were fitted on.
     pub fitted_on: String,
+    /// How it uses memory: one of [`MEMORY_STACKS`](pipewright_ir::footprint::MEMORY_STACKS). Default `megatron-core`.
+    #[serde(default = "megatron_core")]
+    pub memory: String,
     /// Share of the peak that a matrix multiplication of whole tiles sustains.
     pub gemm_efficiency: Sourced<f64>,
     /// Fixed part of a tile, in steps of the sum: prologue and epilogue.
@@ -24,6 +28,10 @@ pub struct Parameters {
     pub tile_64: Sourced<f64>,
     /// How much of the idle part of the last wave is really lost, 0 to 1.
     pub wave_quantisation: Sourced<f64>,
+    /// How the compute and the memory time of a multiplication add: as `(c^n + m^n)^(1/n)`. 1 is the sum, many the longer of
+    /// the two.
+    #[serde(default = "euclidean")]
+    pub roofline_norm: Sourced<f64>,
     /// Share of the peak in the batched multiplications of unfused attention.
     pub batched_gemm_efficiency: Sourced<f64>,
     /// How much longer they take where a size is no multiple of 8.
@@ -50,6 +58,14 @@ pub struct Parameters {
     pub extra_backward_passes: Sourced<f64>,
     /// Time on the host for each block and pass under ZeRO 2 and 3 \[s\].
     pub host_per_block: Sourced<f64>,
+    /// Time on the host for a layer's forward, and for its forward again under full recompute \[s\]: states of random
+    /// numbers, synchronisation.
+    #[serde(default = "none")]
+    pub layer_overhead: Sourced<f64>,
+    /// Time on the host for a stage's forward, and for its backward \[s\]: the schedule's own work. Stages only; the parts
+    /// of a stage do not have it.
+    #[serde(default = "none")]
+    pub chunk_overhead: Sourced<f64>,
     /// Bandwidth of collectives inside a node, of one GPU one way \[B/s\].
     pub intra_node_bandwidth: Sourced<f64>,
     /// Share of the network's bandwidth that collectives reach.
@@ -64,6 +80,10 @@ pub struct Parameters {
     pub ring_step_inter: Sourced<f64>,
     /// Fixed time of a message between stages \[s\].
     pub p2p_latency: Sourced<f64>,
+    /// Whether tensor-parallel ranks send a share of a stage's output each to another node and gather it there
+    /// (scatter-gather, Narayanan et al. 2021, section 4.1).
+    #[serde(default)]
+    pub scatter_gather: bool,
     /// Share of tensor-parallel messages that stays exposed where they overlap with matrix multiplications.
     pub tensor_exposed: Sourced<f64>,
     /// Share of hidden messages' time that they cost anyway: multiprocessors, memory and links that compute lacks.
@@ -74,6 +94,26 @@ pub struct Parameters {
     pub step_overhead: Sourced<f64>,
 }
 
+fn megatron_core() -> String {
+    "megatron-core".to_owned()
+}
+
+impl Parameters {
+    /// How the stack uses memory; as Megatron-core does where its name is not known.
+    pub fn memory_stack(&self) -> Option<MemoryParameters> {
+        memory_stack(&self.memory).or_else(|| memory_stack(&megatron_core()))
+    }
+}
+
+/// What a stack has nothing of.
+fn none() -> Sourced<f64> {
+    Sourced { value: 0.0, source: "none".to_owned() }
+}
+
+fn euclidean() -> Sourced<f64> {
+    Sourced { value: 2.0, source: "set: loads run beside multiplications, but not all of them".to_owned() }
+}
+
 macro_rules! stacks {
     ($($name:literal),* $(,)?) => {
         /// The stacks that pipewright knows: name and file.
@@ -81,7 +121,17 @@ macro_rules! stacks {
     };
 }
 
-stacks!("a100-fsdp", "a100-megatron", "b200-megatron", "h100-fsdp", "h100-megatron", "v100-megatron");
+stacks!(
+    "a100-fsdp",
+    "a100-megatron",
+    "a100-megatron-deepspeed",
+    "a100-vtrain",
+    "a100-zero-bubble",
+    "b200-megatron",
+    "h100-fsdp",
+    "h100-megatron",
+    "v100-megatron"
+);
 
 /// The parameters of a stack that pipewright knows; `None` for an unknown name.
 pub fn stack(name: &str) -> Option<Parameters> {
