@@ -421,3 +421,49 @@ fn messages_without_overlap_are_exposed() {
     assert!(tensor.exposed > 0.3 * tensor.total && tensor.exposed < tensor.total);
     assert_eq!(tensor.hidden(), tensor.total - tensor.exposed);
 }
+
+/// Bytes of a stage's gradients on their way over the replicas, by axis.
+fn gradients(plan: &Plan) -> BTreeMap<Axis, u64> {
+    let programs = plan.programs().unwrap();
+    let messages = programs.stages[0].buckets.iter().map(|b| programs.step(b.step).unwrap().collective().unwrap());
+    let mut bytes = BTreeMap::new();
+    messages.for_each(|message| *bytes.entry(message.axis).or_insert(0) += message.bytes);
+    bytes
+}
+
+#[test]
+fn gradients_are_summed_over_context_parallel_ranks_too() {
+    let axes = |c, d| {
+        let plans = plans(&sizes(1, c, d, 1), "", r#"["1f1b"]"#);
+        let (_, cost) =
+            AnalyticCost::of_plan(&plans[0], &parameters_of(&plans[0], &|_| Err(String::new())).unwrap()).unwrap();
+        assert_eq!(cost.stages[0].reduce > 0.0, c * d > 1, "context {c}, data {d}");
+        gradients(&plans[0]).into_keys().collect::<Vec<Axis>>()
+    };
+    assert_eq!(axes(1, 4), [Axis::Data]);
+    assert_eq!(axes(2, 2), [Axis::DataContext]);
+    assert_eq!(axes(4, 1), [Axis::DataContext], "context-parallel ranks see other tokens of the same model");
+    assert_eq!(axes(1, 1), []);
+}
+
+#[test]
+fn gradients_of_experts_are_summed_over_the_ranks_that_hold_the_same_experts() {
+    let of = |ep: u32| {
+        let text = format!(
+            r#"{{ "schema_version": 1, "name": "experts", "cluster": {{ "preset": "dgx-h100" }},
+            "model": {{ "preset": "mixtral-8x7b", "num_layers": 2 }},
+            "parallel": {{ "data_parallel_size": 8, "expert_model_parallel_size": {ep} }},
+            "training": {{ "num_microbatches": 2, "seq_length": 4096 }}, "schedules": ["1f1b"] }}"#
+        );
+        plan::resolve(&serde_json::from_str(&text).unwrap(), &|_| Err("no files".to_owned())).unwrap().remove(0)
+    };
+    // Three matrices of 4096 x 14336 an expert, eight experts over `ep` ranks, two layers, fp32.
+    let experts = |ep: u64| 3 * 4096 * 14336 * (8 / ep) * 2 * 4;
+    for ep in [2, 4] {
+        assert_eq!(gradients(&of(ep))[&Axis::ExpertData], experts(u64::from(ep)), "{ep} ranks");
+        assert_eq!(of(ep).mesh.size(Axis::ExpertData), 8 / ep);
+    }
+    let alone = gradients(&of(8));
+    assert!(!alone.contains_key(&Axis::ExpertData), "every rank has experts of its own");
+    assert_eq!(alone[&Axis::Data], gradients(&of(2))[&Axis::Data], "all else is on every rank");
+}
