@@ -23,6 +23,7 @@ mod predict;
 mod profile;
 #[cfg(feature = "exec")]
 mod progress;
+mod report;
 #[cfg(feature = "exec")]
 mod run;
 mod schema;
@@ -61,6 +62,7 @@ pub(crate) fn main() -> ExitCode {
         Verb::Explain(args) => explain::run(args),
         Verb::Accuracy(args) => accuracy::run(args),
         Verb::Fit(args) => fit::run(args),
+        Verb::Report(args) => report::run(args),
         Verb::Model(args) => model::run(args),
         Verb::List(args) => list::run(args),
         Verb::Schema(args) => schema::run(args),

@@ -18,7 +18,7 @@ pub use fit::{Fitted, fit};
 
 use crate::ir::metrics::Metrics;
 use crate::ir::plan::{self, Plan};
-use crate::ir::scenario::Scenario;
+use crate::ir::scenario::{Scenario, variant};
 use crate::ir::schedule::Schedule;
 use crate::ir::segments::Programs;
 use crate::sim::cost::AnalyticCost;
@@ -130,7 +130,7 @@ impl Measurements {
         let fail = |message: String| MeasurementError::Row { row: row.name.clone(), message };
         let mut value = self.scenario.clone();
         for (path, knob) in &row.set {
-            set(&mut value, path, knob.clone());
+            variant::set(&mut value, path, knob.clone());
         }
         let scenario: Scenario = serde_json::from_value(value).map_err(|e| fail(e.to_string()))?;
         let plans = plan::resolve(&scenario, read).map_err(|faults| {
@@ -187,17 +187,5 @@ impl Prepared {
         }
         let bubble_rate = if longest > 0.0 { 1.0 - busiest / longest } else { 0.0 };
         Ok(Prediction { step_seconds: metrics.makespan, bubble_rate })
-    }
-}
-
-/// Sets a knob by its path; objects on the way are made.
-fn set(value: &mut Value, path: &str, knob: Value) {
-    match path.split_once('.') {
-        _ if !value.is_object() => {
-            *value = Value::Object(serde_json::Map::new());
-            set(value, path, knob);
-        }
-        Some((key, rest)) => set(&mut value[key], rest, knob),
-        None => value[path] = knob,
     }
 }

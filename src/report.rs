@@ -18,6 +18,8 @@ pub mod pareto;
 mod picture;
 mod rows;
 mod run;
+pub mod step;
+pub mod step_plot;
 pub mod table;
 mod text;
 mod trace;

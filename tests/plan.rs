@@ -1,5 +1,5 @@
 //! The checker: what is refused, with the numbers of the rule and the nearest legal values, and what `plan` tells of what
-//! is legal. The rows of field case A4 that are about heads are beside their rule in `ir/src/plan/parallel/heads.rs`.
+//! is legal. Field case A4, its rows a to m, is here whole.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::{Value, json};
@@ -91,6 +91,30 @@ fn a4c_layers_that_do_not_divide_are_all_there() {
     let layers: Vec<u64> =
         stages.iter().map(|s| s["layers"][1].as_u64().unwrap() - s["layers"][0].as_u64().unwrap()).collect();
     assert_eq!(layers, [8, 8, 7, 7]);
+}
+
+fn heads(heads: u32, groups: u32) -> Value {
+    json!({ "num_layers": 2, "hidden_size": heads * 64, "num_attention_heads": heads, "num_query_groups": groups,
+            "ffn_hidden_size": 17920, "vocab_size": 17920 })
+}
+
+#[test]
+fn a4d_and_a4e_no_head_is_cut() {
+    let over = |tensor: u32| json!({ "tensor_model_parallel_size": tensor });
+    let knob = "parallel.tensor_model_parallel_size";
+    let parts = json!({ "model": heads(28, 4), "parallel": over(8) });
+    refused_for(&parts, knob, &["28 % 8 = 4", "use 1, 2, 4;", "28 with replication"]);
+    let parts = json!({ "model": heads(40, 10), "parallel": over(4) });
+    refused_for(&parts, knob, &["10 key-value heads: 10 % 4 = 2", "use 1, 2, 5, 10;", "20, 40 with replication"]);
+    let text = warnings(&accepted(&json!({ "model": heads(28, 4), "parallel": over(28) })));
+    assert!(text.contains("each head is on 7 ranks"), "{text}");
+}
+
+#[test]
+fn a4k_ulysses_shares_out_whole_heads() {
+    let parallel = json!({ "context_parallel_size": 16, "sequence_parallel": "ulysses" });
+    let mentioned = ["40 % 16 = 8", "1, 2, 4, 8, 40;"];
+    refused_for(&json!({ "model": heads(40, 8), "parallel": parallel }), "parallel.context_parallel_size", &mentioned);
 }
 
 #[test]

@@ -100,7 +100,11 @@ fn a_hand_written_order_matches_the_schedule_it_imitates() {
 #[test]
 fn kept_files_are_up_to_date() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for (of, file) in [("scenario", "scenarios/schema.json"), ("schedule", "scenarios/schedule-schema.json")] {
+    for (of, file) in [
+        ("scenario", "scenarios/schema.json"),
+        ("schedule", "scenarios/schedule-schema.json"),
+        ("cluster", "scenarios/cluster-schema.json"),
+    ] {
         let schema = pipewright(&["schema", of]).stdout;
         let kept = std::fs::read(root.join(file)).unwrap();
         assert!(kept == schema, "run `cargo run --release -- schema {of} > {file}`");

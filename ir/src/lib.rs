@@ -9,11 +9,14 @@
 //! One law: pure values. No clock, no device, no printing, no file system.
 
 pub mod action;
+pub mod breakdown;
 pub mod cells;
 pub mod cluster;
+pub mod communication;
 pub mod cost_table;
 pub mod explain;
 pub mod fault;
+pub mod flops;
 pub mod ids;
 pub mod interchange;
 pub mod memory;

@@ -119,6 +119,8 @@ impl Mesh {
     pub fn coordinate(&self, device: u64, axis: Axis) -> u32 {
         let coordinate = match axis {
             Axis::Expert => self.data_context(device) % u64::from(self.expert.max(1)),
+            Axis::DataContext => self.data_context(device),
+            Axis::ExpertData => self.data_context(device) / u64::from(self.expert.max(1)),
             axis => device / self.stride(axis) % u64::from(self.size(axis).max(1)),
         };
         u32::try_from(coordinate).unwrap_or(u32::MAX)

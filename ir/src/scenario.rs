@@ -9,6 +9,7 @@ mod model;
 mod one_or_many;
 mod parallel;
 mod training;
+pub mod variant;
 
 pub use cluster::ClusterChoice;
 pub use entry::{PerRank, ScheduleEntry};
@@ -17,6 +18,7 @@ pub use model::Model;
 pub use one_or_many::OneOrMany;
 pub use parallel::{Parallel, SequenceParallel};
 pub use training::{Attention, Dtype, Recompute, Training};
+pub use variant::Variant;
 
 use crate::spec::Semantics;
 use schemars::JsonSchema;
@@ -49,6 +51,9 @@ pub struct Scenario {
     pub schedules: Vec<ScheduleEntry>,
     /// How to really run it.
     pub execute: Option<Execute>,
+    /// The same scenario with some knobs set otherwise, each beside the others. Without any, the scenario itself.
+    #[serde(default)]
+    pub variants: Vec<Variant>,
 }
 
 /// The cost models.

@@ -135,6 +135,8 @@ pub struct Task {
 pub struct StepOf {
     /// Which entry of [`Programs::steps`](crate::segments::Programs::steps) it is; `None` where the action is one task.
     pub program: Option<u32>,
+    /// Its place in the program of its action; of a bucket of gradients, which bucket it is.
+    pub place: u32,
     /// Whether steps of the same action stand before it.
     pub continues: bool,
     /// Whether steps of the same action stand behind it.

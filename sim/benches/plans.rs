@@ -28,7 +28,7 @@ fn gpt3(global_batch: u32, pipeline: u32, nodes: u32) -> Plan {
 
 /// A plan at the detail of stages: the inner loop of a search for the best plan.
 fn stage_detail(plan: &Plan) -> f64 {
-    let parameters = parameters_of(plan).expect("a stack");
+    let parameters = parameters_of(plan, &|file| Err(file.to_owned())).expect("a stack");
     let (_, cost) = AnalyticCost::of_plan(plan, &parameters).expect("a model");
     let schedule = plan.schedule(&plan.workload()).expect("a lawful schedule");
     let mut engine = Engine::new(&schedule);
@@ -39,7 +39,7 @@ fn stage_detail(plan: &Plan) -> f64 {
 }
 
 fn segment_detail(plan: &Plan) -> f64 {
-    let parameters = parameters_of(plan).expect("a stack");
+    let parameters = parameters_of(plan, &|file| Err(file.to_owned())).expect("a stack");
     let (programs, cost) = AnalyticCost::of_plan(plan, &parameters).expect("a model");
     let schedule = plan.schedule(&plan.workload()).expect("a lawful schedule").segmented(&programs);
     let mut engine = Engine::new(&schedule);
@@ -48,7 +48,7 @@ fn segment_detail(plan: &Plan) -> f64 {
 }
 
 fn full(plan: &Plan) -> f64 {
-    let parameters = parameters_of(plan).expect("a stack");
+    let parameters = parameters_of(plan, &|file| Err(file.to_owned())).expect("a stack");
     let (_, cost) = AnalyticCost::of_plan(plan, &parameters).expect("a model");
     let schedule = plan.schedule(&plan.workload()).expect("a lawful schedule");
     let mut engine = Engine::new(&schedule);

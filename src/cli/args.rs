@@ -41,6 +41,8 @@ pub(crate) enum Verb {
     Compare(CompareArgs),
     /// Say where the idle time of each rank goes, by cause, and what would change it
     Explain(ExplainArgs),
+    /// Say where the time of a step goes, how fast it is, and what is sent over which links
+    Report(ReportArgs),
     /// Really train with one schedule
     #[cfg(feature = "exec")]
     Run(RunArgs),
@@ -232,6 +234,15 @@ pub(crate) enum SchemaOf {
     Cluster,
 }
 
+/// Details of a simulation.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Detail {
+    /// F, B, I and W of a stage are one task each
+    Stage,
+    /// Each run of kernels between two messages is a task, and so is each message
+    Segment,
+}
+
 #[derive(Args)]
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
@@ -243,6 +254,12 @@ pub(crate) struct SimulateArgs {
     pub(crate) cores: Option<u32>,
     #[command(flatten)]
     pub(crate) assumptions: Assumptions,
+    /// How finely the work of a stage is shown; segments need a model and a cluster
+    #[arg(long, value_enum, default_value = "stage")]
+    pub(crate) detail: Detail,
+    /// Simulate every device of the mesh, not one of equal replicas
+    #[arg(long, conflicts_with = "cores")]
+    pub(crate) full: bool,
     /// Write a Chrome trace, to open in Perfetto; with several schedules one file each
     #[arg(long, value_name = "OUT.json")]
     pub(crate) trace: Option<PathBuf>,
@@ -255,6 +272,20 @@ pub(crate) struct SimulateArgs {
     /// Draw step time over peak memory, a point a schedule, with the Pareto front
     #[arg(long, value_name = "OUT.svg|.png")]
     pub(crate) pareto: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ReportArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    #[command(flatten)]
+    pub(crate) assumptions: Assumptions,
+    /// Draw where the time of a step goes, a bar a schedule
+    #[arg(long, value_name = "OUT.svg|.png")]
+    pub(crate) plot: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -374,7 +405,7 @@ pub(crate) struct FitArgs {
     /// Tables of measurements: a base scenario, and rows that change some of its knobs
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
-    /// Parameters to fit, separated by commas; the others stay
+    /// Parameters to fit, separated by commas; those joined by `+` change by the same factor, the others stay
     #[arg(long, value_name = "A,B,..", required = true, value_delimiter = ',')]
     pub(crate) parameters: Vec<String>,
     /// Where to start: a known software stack, or a file of one's own. Default: the stack of the first row

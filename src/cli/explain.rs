@@ -81,7 +81,8 @@ impl Changes<'_> {
 
     /// The limit of each rank: as written, else what it holds now.
     fn limits(&self) -> Vec<f64> {
-        let written = self.loaded.scenario.schedules.get(self.entry).and_then(|e| e.max_activations.as_ref());
+        let origin = self.scenario();
+        let written = origin.schedules.first().and_then(|e| e.max_activations.as_ref());
         let held = || self.now.metrics.ranks.iter().map(|r| r.peak_activations).collect();
         written.map_or_else(held, |limit| limit.each(self.plan.ranks()))
     }
@@ -92,10 +93,9 @@ impl Changes<'_> {
         self.outcome(change, &scenario, self.costs)
     }
 
-    /// The scenario with this entry alone.
+    /// The scenario with this plan's schedule alone.
     fn scenario(&self) -> Scenario {
-        let scenario = &self.loaded.scenario;
-        Scenario { schedules: scenario.schedules.get(self.entry).cloned().into_iter().collect(), ..scenario.clone() }
+        self.loaded.origin(self.entry)
     }
 
     /// Builds the schedule anew, since it may adapt to what has changed, and predicts it.

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &FitArgs) -> Result<u8, Failure> {
         "{} rows: mean error {before:.2} % before, {after:.2} % after",
         rows.iter().filter(|row| row.counts && row.step_seconds.is_some()).count()
     ));
-    for (name, [old, new]) in args.parameters.iter().zip(&fitted.values) {
+    for (name, [old, new]) in &fitted.values {
         output::note(&format!("  {name}  {old} -> {new}"));
     }
     match &args.output {

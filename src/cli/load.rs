@@ -5,7 +5,7 @@ use super::locate;
 use miette::NamedSource;
 use pipewright::ir::fault::Fault as PlanFault;
 use pipewright::ir::plan::{self, Plan};
-use pipewright::ir::scenario::{Scenario, ScheduleEntry};
+use pipewright::ir::scenario::{Scenario, ScheduleEntry, Variant};
 use pipewright::ir::schedules;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Loaded {
     pub(crate) scenario: Scenario,
     pub(crate) plans: Vec<Plan>,
+    /// Plan -> the scenario that it comes from, with its schedule alone.
+    origins: Vec<Scenario>,
     /// Where the scenario lies: paths in it are relative to this.
     pub(crate) folder: PathBuf,
     text: String,
@@ -20,6 +22,11 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
+    /// The scenario that a plan comes from, with its schedule alone.
+    pub(crate) fn origin(&self, plan: usize) -> Scenario {
+        self.origins.get(plan).unwrap_or(&self.scenario).clone()
+    }
+
     /// A path that the scenario names.
     pub(crate) fn path(&self, named: &str) -> PathBuf {
         self.folder.join(named)
@@ -54,23 +61,56 @@ pub(crate) fn load(file: &str, only: &[String]) -> Result<Loaded, Failure> {
     load_text(text, folder, file, only)
 }
 
-/// Resolves the schedules of the scenario `text`, which was read from `file` in `folder`.
+/// Resolves the schedules of the scenario `text`, which was read from `file` in `folder`; those of each variant, if it has
+/// any.
 pub(crate) fn load_text(text: String, folder: PathBuf, file: &str, only: &[String]) -> Result<Loaded, Failure> {
-    let mut scenario = parse(&text, file)?;
-    let all = std::mem::take(&mut scenario.schedules);
-    let chosen = choose(&all, only);
-    scenario.schedules = chosen.iter().map(|(_, entry)| entry.clone()).collect();
-    let read_beside = |named: &str| std::fs::read_to_string(folder.join(named)).map_err(|e| e.to_string());
-    match plan::resolve(&scenario, &read_beside) {
-        Ok(plans) => Ok(Loaded { scenario, plans, folder, text, name: file.to_owned() }),
-        Err(faults) => {
-            let at_home = |fault: PlanFault| {
+    let value = parse_json(&text, file)?;
+    let mut scenario = parse(value.clone(), &text, file)?;
+    let variants = std::mem::take(&mut scenario.variants);
+    let (mut plans, mut origins, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+    let mut add = |scenario: &mut Scenario, variant: Option<(usize, &Variant)>| {
+        let all = std::mem::take(&mut scenario.schedules);
+        let chosen = choose(&all, only);
+        scenario.schedules = chosen.iter().map(|(_, entry)| entry.clone()).collect();
+        let read_beside = |named: &str| std::fs::read_to_string(folder.join(named)).map_err(|e| e.to_string());
+        match plan::resolve(scenario, &read_beside) {
+            Ok(resolved) => {
+                let alone = |entry: &ScheduleEntry| Scenario { schedules: vec![entry.clone()], ..scenario.clone() };
+                origins.extend(scenario.schedules.iter().map(alone));
+                let several = resolved.len() > 1;
+                plans.extend(resolved.into_iter().map(|plan| match variant {
+                    Some((_, variant)) if several => Plan { name: format!("{}: {}", variant.name, plan.name), ..plan },
+                    Some((_, variant)) => Plan { name: variant.name.clone(), ..plan },
+                    None => plan,
+                }));
+            }
+            Err(found) => faults.extend(found.into_iter().map(|fault: PlanFault| {
                 let beside = place_beside(&folder, &fault);
-                let fault = place(&text, file, rename(fault, &chosen));
+                let mut fault = rename(fault, &chosen);
+                if let Some((i, variant)) = variant {
+                    let own = variant.set.keys().any(|path| fault.path.starts_with(path.as_str()));
+                    fault.message = format!("variant {}: {}", variant.name, fault.message);
+                    fault.path = if own { format!("variants[{i}].set") } else { fault.path };
+                }
+                let fault = place(&text, file, fault);
                 Fault { place: beside.or(fault.place), ..fault }
-            };
-            Err(Failure::Faults(faults.into_iter().map(at_home).collect()))
+            })),
         }
+    };
+    for (i, variant) in variants.iter().enumerate() {
+        let mut own = parse(variant.of(&value), &text, file)?;
+        add(&mut own, Some((i, variant)));
+    }
+    let all = scenario.schedules.clone();
+    if variants.is_empty() {
+        add(&mut scenario, None);
+    } else {
+        scenario.schedules = all;
+    }
+    if faults.is_empty() {
+        Ok(Loaded { scenario, plans, origins, folder, text, name: file.to_owned() })
+    } else {
+        Err(Failure::Faults(faults))
     }
 }
 
@@ -85,19 +125,34 @@ pub(crate) fn read(file: &str) -> Result<(String, PathBuf), Failure> {
     Ok((text, folder))
 }
 
-fn parse(text: &str, file: &str) -> Result<Scenario, Failure> {
-    let fault = |path: &str, message: String, help: String, code: &str, span: Option<(usize, usize)>| {
-        let place = span.map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
-        Failure::Faults(vec![Fault { message, help, code: code.to_owned(), path: path.to_owned(), place }])
-    };
+/// A fault of the text itself, at a span of it.
+fn text_fault(
+    (text, file): (&str, &str),
+    path: &str,
+    message: String,
+    help: String,
+    code: &str,
+    span: Option<(usize, usize)>,
+) -> Failure {
+    let place = span.map(|span| Place { source: NamedSource::new(file, text.to_owned()), span });
+    Failure::Faults(vec![Fault { message, help, code: code.to_owned(), path: path.to_owned(), place }])
+}
+
+fn parse_json(text: &str, file: &str) -> Result<serde_json::Value, Failure> {
+    let fault = |message, help: &str, code, span| text_fault((text, file), "", message, help.to_owned(), code, span);
     let value = locate::parse(text).map_err(|(message, span)| {
-        let help = "a scenario is JSON; comments and trailing commas are allowed".to_owned();
-        fault("", format!("this is not valid JSON: {message}"), help, "scenario::syntax", Some(span))
+        let help = "a scenario is JSON; comments and trailing commas are allowed";
+        fault(format!("this is not valid JSON: {message}"), help, "scenario::syntax", Some(span))
     })?;
     if value.is_null() {
-        let help = "scenarios/ has examples; `pipewright schema` describes the format".to_owned();
-        return Err(fault("", "the scenario is empty".to_owned(), help, "scenario::empty", None));
+        let help = "scenarios/ has examples; `pipewright schema` describes the format";
+        return Err(fault("the scenario is empty".to_owned(), help, "scenario::empty", None));
     }
+    Ok(value)
+}
+
+fn parse(value: serde_json::Value, text: &str, file: &str) -> Result<Scenario, Failure> {
+    let fault = |path: &str, message, help, code: &str, span| text_fault((text, file), path, message, help, code, span);
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         let message = plain_words(&error.inner().to_string());

@@ -4,6 +4,9 @@ use super::args::{Assumptions, OverlapMode};
 use super::failure::Failure;
 use super::load::Loaded;
 use pipewright::ir::cost_table::CostTable;
+use pipewright::ir::flops::Throughput;
+use pipewright::ir::memory;
+use pipewright::ir::mesh::Axis;
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::Plan;
 use pipewright::ir::scenario::{CostModelName, Overlap};
@@ -13,9 +16,9 @@ use pipewright::ir::spec::Semantics;
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::unit_costs::{StageTimes, UnitCosts};
 use pipewright::ir::workload::Workload;
-use pipewright::sim::cost::analytic::{AnalyticError, Parameters, parameters_of};
+use pipewright::sim::cost::analytic::{AnalyticError, Parameters, SegmentCost, parameters_of};
 use pipewright::sim::cost::{AnalyticCost, CostModel, TableCost, UnitCost, workload_of};
-use pipewright::sim::{Engine, Options};
+use pipewright::sim::{Engine, Options, full};
 
 /// A plan with what the simulator says of it.
 pub(crate) struct Predicted {
@@ -24,6 +27,32 @@ pub(crate) struct Predicted {
     pub(crate) metrics: Metrics,
     /// No order of the same stages on the same ranks has a shorter step; `None` where that is not known.
     pub(crate) lower_bound: Option<f64>,
+    /// How fast a step is; `None` where costs are not those of a model on a cluster.
+    pub(crate) throughput: Option<Throughput>,
+    /// Where every device was simulated, each of them, in the order of its number.
+    pub(crate) devices: Vec<Device>,
+}
+
+/// A device of the mesh.
+pub(crate) struct Device {
+    pub(crate) number: u64,
+    /// Its place on each axis of the mesh.
+    pub(crate) coordinates: [(Axis, u32); 4],
+    /// Compute time \[s\].
+    pub(crate) busy: f64,
+    /// When its last compute task ends \[s\].
+    pub(crate) last_end: f64,
+    /// Most memory alive \[B\].
+    pub(crate) peak_memory: u64,
+}
+
+/// How finely a prediction runs.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Fineness {
+    /// At the detail of segments.
+    pub(crate) segments: bool,
+    /// Every device of the mesh, where it shows one of equal replicas otherwise.
+    pub(crate) full: bool,
 }
 
 /// Where costs come from.
@@ -103,24 +132,41 @@ impl Costs {
         Ok(options)
     }
 
-    /// Predicts every plan of a scenario.
+    /// Predicts every plan of a scenario at the detail of stages.
     pub(crate) fn predict_all(&self, loaded: &Loaded, options: &Options) -> Result<Vec<Predicted>, Failure> {
-        loaded.plans.iter().map(|plan| self.predict(plan, options, sends(loaded))).collect()
+        self.predict_all_at(loaded, options, Fineness::default())
+    }
+
+    /// Predicts every plan of a scenario.
+    pub(crate) fn predict_all_at(
+        &self,
+        loaded: &Loaded,
+        options: &Options,
+        fineness: Fineness,
+    ) -> Result<Vec<Predicted>, Failure> {
+        loaded.plans.iter().map(|plan| self.predict_at(plan, options, sends(loaded), fineness)).collect()
+    }
+
+    /// Predicts one plan at the detail of stages.
+    pub(crate) fn predict(&self, plan: &Plan, options: &Options, sends: Semantics) -> Result<Predicted, Failure> {
+        self.predict_at(plan, options, sends, Fineness::default())
     }
 
     /// Predicts one plan.
-    pub(crate) fn predict(&self, plan: &Plan, options: &Options, sends: Semantics) -> Result<Predicted, Failure> {
-        let schedule = sound(plan, &self.workload(plan))?;
-        if schedule.len().saturating_mul(options.steps) > MAX_SPANS {
-            return Err(Failure::Usage {
-                message: format!("{} steps of {} tasks are more than {MAX_SPANS}", options.steps, schedule.len()),
-                help: format!("use --steps {} or fewer", MAX_SPANS / schedule.len().max(1)),
-            });
-        }
-        let (unit, table, analytic);
+    pub(crate) fn predict_at(
+        &self,
+        plan: &Plan,
+        options: &Options,
+        sends: Semantics,
+        fineness: Fineness,
+    ) -> Result<Predicted, Failure> {
+        let whole = sound(plan, &self.workload(plan))?;
+        let (unit, table, analytic, segment, programs);
+        let mut cut = None;
+        let mut throughput = None;
         let cost: &dyn CostModel = match self {
             Costs::Unit(costs) => {
-                unit = UnitCost::new(costs, &schedule);
+                unit = UnitCost::new(costs, &whole);
                 &unit
             }
             Costs::Table(costs) => {
@@ -136,20 +182,48 @@ impl Costs {
                     message: error.to_string(),
                     help: "add \"model\": { \"preset\": \"gpt3-175b\" } and training.seq_length".to_owned(),
                 };
-                analytic = AnalyticCost::of_plan(plan, parameters).map_err(fail)?.1;
-                &analytic
+                (programs, analytic) = AnalyticCost::of_plan(plan, parameters).map_err(fail)?;
+                throughput = Throughput::of(plan, &whole, &programs, f64::NAN);
+                if fineness.segments {
+                    segment = SegmentCost::new(&analytic, &programs);
+                    cut = Some(whole.segmented(&programs));
+                    &segment
+                } else {
+                    &analytic
+                }
             }
         };
+        let schedule = cut.unwrap_or(whole);
+        let copies = if fineness.full { full::replicas(&plan.mesh) } else { 1 };
+        let spans = schedule.len().saturating_mul(copies);
+        if spans.saturating_mul(options.steps) > MAX_SPANS {
+            return Err(Failure::Usage {
+                message: format!("{} steps of {spans} tasks are more than {MAX_SPANS}", options.steps),
+                help: if copies > 1 && spans > MAX_SPANS {
+                    "leave out --full: equal replicas are folded then".to_owned()
+                } else {
+                    format!("use --steps {} or fewer", (MAX_SPANS / spans.max(1)).max(1))
+                },
+            });
+        }
         let options = self.on_machine(plan, options, sends)?;
         let mut engine = Engine::under(&schedule, sends).ok_or_else(|| Failure::Usage {
             message: format!("{} deadlocks under {} sends", plan.name, sends.name()),
             help: format!("`pipewright check FILE --sends {}` shows which tasks wait for each other", sends.name()),
         })?;
         engine.set_costs(&schedule, cost);
-        let timeline = engine.run(&options);
+        let (timeline, devices) = if fineness.full {
+            let all = full::split(&engine.replicated(&schedule, &plan.mesh).run(&options), &plan.mesh);
+            let devices = every_device(plan, &schedule, &all);
+            (all.into_iter().next().unwrap_or_else(|| engine.run(&options)), devices)
+        } else {
+            (engine.run(&options), Vec::new())
+        };
         let metrics = Metrics::of(&schedule, &timeline);
         let lower_bound = self.lower_bound(plan, &options);
-        Ok(Predicted { schedule, timeline, metrics, lower_bound })
+        let step_seconds = metrics.makespan / options.steps.max(1) as f64;
+        let throughput = throughput.map(|throughput| Throughput { step_seconds, ..throughput });
+        Ok(Predicted { schedule, timeline, metrics, lower_bound, throughput, devices })
     }
 
     /// The bound is on one step of one pipe of whole microbatches whose tasks run one after another.
@@ -167,6 +241,33 @@ impl Costs {
         let microbatches = batch.microbatches.saturating_mul(batch.rounds);
         Some(lower_bound(&order.placement, &times, microbatches, plan.max_activations.as_deref()).makespan)
     }
+}
+
+/// Every device of the mesh, from the timelines of its replicas.
+fn every_device(plan: &Plan, schedule: &Schedule, replicas: &[Timeline]) -> Vec<Device> {
+    let mesh = &plan.mesh;
+    let [tensor, context] = [mesh.tensor, mesh.context].map(|n| n.max(1));
+    let mut devices = Vec::new();
+    for (timeline, replica) in replicas.iter().zip(0_u32..) {
+        let metrics = Metrics::of(schedule, timeline);
+        for (rank, pipeline) in metrics.ranks.iter().zip(0_u32..) {
+            let place = |axis| match axis {
+                Axis::Tensor => replica % tensor,
+                Axis::Context => replica / tensor % context,
+                Axis::Data => replica / tensor / context,
+                Axis::Pipeline | Axis::Expert | Axis::DataContext | Axis::ExpertData => pipeline,
+            };
+            devices.push(Device {
+                number: mesh.device(place),
+                coordinates: mesh.order.map(|axis| (axis, place(axis))),
+                busy: rank.busy,
+                last_end: rank.last_end,
+                peak_memory: memory::total(&rank.memory.peak.live),
+            });
+        }
+    }
+    devices.sort_by_key(|device| device.number);
+    devices
 }
 
 /// How the parts of compound actions run, as the scenario says.

@@ -1,13 +1,16 @@
 //! `simulate`: predicted time, bubble, memory and messages.
 
-use super::args::SimulateArgs;
+use super::args::{Detail, SimulateArgs};
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::{self, Costs, Predicted, assume};
+use super::predict::{self, Costs, Device, Fineness, Predicted, assume};
 use super::{exit, load, output};
+use pipewright::ir::flops::Throughput;
+use pipewright::ir::memory::total as memory_total;
+use pipewright::ir::mesh::Axis;
 use pipewright::ir::plan::Plan;
 use pipewright::ir::spec::Semantics;
-use pipewright::report::json::{RunRow, Simulation};
+use pipewright::report::json::{DeviceRow, RunRow, Simulation, Speed};
 use pipewright::report::pareto::{in_bytes, on_front};
 use pipewright::report::table::{TimeScale, mebibytes, percent, table};
 use pipewright::report::{Picture, Run, TimeUnit, comparison, gantt, memory, pareto, trace};
@@ -25,14 +28,58 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
         cores: args.cores,
         ..predict::options(&loaded)
     };
-    let predictions = costs.predict_all(&loaded, &options)?;
+    let fineness = Fineness { segments: args.detail == Detail::Segment, full: args.full };
+    refuse(&costs, fineness)?;
+    let predictions = costs.predict_all_at(&loaded, &options, fineness)?;
     if args.json {
         output::json(&simulation(&loaded, &costs, &predictions, options.steps))?;
     } else {
-        output::result(&text(&loaded, &costs, &predictions, &options))?;
+        let mut text = text(&loaded, &costs, &predictions, &options);
+        for (plan, predicted) in loaded.plans.iter().zip(&predictions) {
+            text.push_str(&every_device(plan, predicted));
+        }
+        output::result(&text)?;
     }
     write_pictures(args, &loaded, &costs, &predictions)?;
     Ok(exit::FINE)
+}
+
+/// Segments and replicas are those of a model on a cluster.
+fn refuse(costs: &Costs, fineness: Fineness) -> Result<(), Failure> {
+    let option = match (costs, fineness) {
+        (Costs::Analytic(_), _) | (_, Fineness { segments: false, full: false }) => return Ok(()),
+        (_, Fineness { segments: true, .. }) => "--detail segment",
+        _ => "--full",
+    };
+    Err(Failure::Usage {
+        message: format!(
+            "{option} needs the model and the cluster, but these costs are of whole stages of one pipeline"
+        ),
+        help: "add \"model\", \"cluster\" and training.seq_length to the scenario, and leave out \"costs\"".to_owned(),
+    })
+}
+
+/// Whether the replicas of a full simulation are equal, in a line; nothing where they were folded.
+fn every_device(plan: &Plan, predicted: &Predicted) -> String {
+    let devices = &predicted.devices;
+    if devices.is_empty() {
+        return String::new();
+    }
+    let pipeline =
+        |device: &Device| device.coordinates.iter().find(|(axis, _)| *axis == Axis::Pipeline).map(|(_, r)| *r);
+    let ranks = &predicted.metrics.ranks;
+    let differs = |device: &&Device| {
+        let rank = pipeline(device).and_then(|rank| ranks.get(rank as usize));
+        rank.is_none_or(|rank| {
+            (device.busy, device.last_end) != (rank.busy, rank.last_end)
+                || device.peak_memory != memory_total(&rank.memory.peak.live)
+        })
+    };
+    let count = devices.len();
+    match devices.iter().filter(differs).count() {
+        0 => format!("{}: all {count} devices simulated, replicas are equal in time and memory\n", plan.name),
+        other => format!("{}: all {count} devices simulated, {other} differ from their replica 0\n", plan.name),
+    }
 }
 
 pub(crate) fn simulation(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], steps: usize) -> Simulation {
@@ -66,6 +113,10 @@ first",
     if bytes {
         headers.push("peak memory\n[MiB]".to_owned());
     }
+    let fast = predictions.iter().any(|p| p.throughput.is_some());
+    if fast {
+        headers.extend(["tokens/s".to_owned(), "MFU".to_owned()]);
+    }
     let first = predictions.first().map_or(1.0, |p| p.metrics.makespan);
     let front = on_front(predictions.iter().map(|p| &p.metrics));
     let several = predictions.len() > 1;
@@ -83,10 +134,16 @@ first",
         if bytes {
             row.push(mebibytes(metrics.peak_memory()));
         }
+        if fast {
+            let of = |value: fn(&Throughput) -> String| p.throughput.as_ref().map_or_else(|| "-".to_owned(), value);
+            row.push(of(|t| format!("{:.0}", t.tokens_per_second())));
+            row.push(of(|t| percent(t.mfu())));
+        }
         row
     };
     let rows: Vec<Vec<String>> = loaded.plans.iter().zip(predictions).zip(front).map(row).collect();
-    let mut text = format!("{}\n{}", headline(loaded, options), table(&headers, &rows));
+    let folded = loaded.plans.first().zip(predictions.first()).and_then(|(plan, predicted)| folded(plan, predicted));
+    let mut text = format!("{}{}\n{}", headline(loaded, options), folded.unwrap_or_default(), table(&headers, &rows));
     if several {
         let memory = if in_bytes(predictions.iter().map(|p| &p.metrics)) { "peak memory" } else { "peak activations" };
         text.push_str(&format!("* on the Pareto front of time and {memory}\n"));
@@ -102,7 +159,19 @@ first",
 
 /// The row of a prediction.
 pub(crate) fn row(plan: &Plan, predicted: &Predicted, steps: usize, pareto: bool) -> RunRow {
-    RunRow { lower_bound: predicted.lower_bound, ..RunRow::new(plan, &predicted.metrics, steps, pareto) }
+    let device = |device: &Device| DeviceRow {
+        device: device.number,
+        coordinates: device.coordinates.iter().map(|(axis, at)| (axis.name(), *at)).collect(),
+        busy: device.busy,
+        last_end: device.last_end,
+        peak_memory_bytes: device.peak_memory,
+    };
+    RunRow {
+        lower_bound: predicted.lower_bound,
+        speed: predicted.throughput.as_ref().map(Speed::of),
+        devices: (!predicted.devices.is_empty()).then(|| predicted.devices.iter().map(device).collect()),
+        ..RunRow::new(plan, &predicted.metrics, steps, pareto)
+    }
 }
 
 /// `a / b`, a dash where there is no such thing.
@@ -140,6 +209,13 @@ pub(crate) fn headline(loaded: &Loaded, options: &Options) -> String {
         line.push_str(&format!(", compound actions {}", predict::overlap(loaded).name()));
     }
     line
+}
+
+/// How many devices the ranks of a prediction stand for, where that is more.
+pub(crate) fn folded(plan: &Plan, predicted: &Predicted) -> Option<String> {
+    let (shown, all) = (plan.ranks(), plan.mesh.devices());
+    let folds = predicted.throughput.is_some() && predicted.devices.is_empty() && all > u64::from(shown);
+    folds.then(|| format!(", {shown} of {all} devices shown, replicas folded"))
 }
 
 /// What the numbers of a timeline under these costs mean.

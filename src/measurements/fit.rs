@@ -10,19 +10,19 @@ use serde_json::Value;
 pub struct Fitted {
     /// The parameters, the fitted ones with their source.
     pub parameters: Parameters,
-    /// Each fitted number before and after, in the order of the names.
-    pub values: Vec<[f64; 2]>,
+    /// Each fitted parameter before and after.
+    pub values: Vec<(String, [f64; 2])>,
     /// Mean absolute error of the logarithms before and after.
     pub error: [f64; 2],
 }
 
 /// How strongly a parameter is held near its start: the error that a change by a factor of `e` must win back.
-const PRIOR: f64 = 0.01;
+const PRIOR: f64 = 0.05;
 /// First side of the simplex, in logarithms.
 const SIDE: f64 = 0.1;
 
-/// Fits the parameters called `names`, starting from `start`, to the step times of `rows`, in `rounds` steps. `source` is
-/// noted beside each fitted number.
+/// Fits the parameters called `names`, starting from `start`, to the step times of `rows`, in `rounds` steps. Names joined by a
+/// `+` change by the same factor. `source` is noted beside each fitted number.
 ///
 /// # Errors
 /// A row cannot be predicted, or there is no such parameter.
@@ -34,15 +34,16 @@ pub fn fit(
     source: &str,
 ) -> Result<Fitted, MeasurementError> {
     let base = serde_json::to_value(start).map_err(|e| fail("parameters", e.to_string()))?;
-    let values = names.iter().map(|name| {
+    let members = names.iter().enumerate().flat_map(|(i, joined)| joined.split('+').map(move |name| (i, name)));
+    let members = members.map(|(i, name)| {
         let value = base[name]["value"].as_f64().filter(|v| *v > 0.0);
-        value.ok_or_else(|| fail(name, "is no parameter above 0".to_owned()))
+        value.map(|value| (i, name, value)).ok_or_else(|| fail(name, "is no parameter above 0".to_owned()))
     });
-    let values: Vec<f64> = values.collect::<Result<_, _>>()?;
+    let members: Vec<(usize, &str, f64)> = members.collect::<Result<_, _>>()?;
     let at = |point: &[f64]| -> Result<Parameters, MeasurementError> {
         let mut value = base.clone();
-        for ((name, start), log) in names.iter().zip(&values).zip(point) {
-            value[name]["value"] = Value::from(rounded(start * log.exp()));
+        for (i, name, start) in &members {
+            value[*name]["value"] = Value::from(rounded(start * point[*i].exp()));
         }
         serde_json::from_value(value).map_err(|e| fail("parameters", e.to_string()))
     };
@@ -64,11 +65,12 @@ pub fn fit(
     let origin = vec![0.0; names.len()];
     let best = simplex(&held, &origin, rounds)?;
     let mut parameters = serde_json::to_value(at(&best)?).map_err(|e| fail("parameters", e.to_string()))?;
-    for name in names {
-        parameters[name]["source"] = Value::from(source);
+    for (_, name, _) in &members {
+        parameters[*name]["source"] = Value::from(source);
     }
     let parameters = serde_json::from_value(parameters).map_err(|e| fail("parameters", e.to_string()))?;
-    let values = values.iter().zip(&best).map(|(start, log)| [*start, rounded(start * log.exp())]).collect();
+    let found = |(i, name, start): &(usize, &str, f64)| ((*name).to_owned(), [*start, rounded(start * best[*i].exp())]);
+    let values = members.iter().map(found).collect();
     Ok(Fitted { parameters, values, error: [error(&origin)?, error(&best)?] })
 }
 

@@ -4,6 +4,9 @@
 //! apart.
 
 use pipewright_ir::action::Op;
+use pipewright_ir::breakdown::Part;
+use pipewright_ir::explain::Cause;
+use pipewright_ir::mesh::Axis;
 use pipewright_ir::task::MemoryClass;
 use plotters::style::RGBColor;
 
@@ -39,6 +42,32 @@ pub(super) fn of_op(op: Op) -> RGBColor {
         Op::SendForward | Op::SendBackward => RGBColor(0x8e, 0x5a, 0xa8),
         Op::RecvForward | Op::RecvBackward => RGBColor(0xc9, 0xa6, 0xd8),
         Op::ReduceGrad | Op::ReduceTied | Op::ReduceData | Op::ClipGrad | Op::GatherParam => RGBColor(0xb3, 0x3c, 0x6e),
+    }
+}
+
+/// The colour of a part of the step: compute as its operations, messages in reds and violets, bubbles in greys.
+pub(super) fn of_part(part: Part) -> RGBColor {
+    match part {
+        Part::Forward => of_op(Op::Forward),
+        Part::Recompute => RGBColor(0x9b, 0xbd, 0xe8),
+        Part::Backward => of_op(Op::FullBackward),
+        Part::BackwardInput => of_op(Op::BackwardInput),
+        Part::BackwardWeight => of_op(Op::BackwardWeight),
+        Part::Optimizer => of_op(Op::OptimizerStep),
+        Part::Exposed(Axis::Tensor) => RGBColor(0x7a, 0x2e, 0x8c),
+        Part::Exposed(Axis::Context) => RGBColor(0xd7, 0x8f, 0xd0),
+        Part::Exposed(Axis::Expert) => RGBColor(0x54, 0x1c, 0x4e),
+        Part::Exposed(Axis::Pipeline) => RGBColor(0xe3, 0xa0, 0x9a),
+        Part::Exposed(Axis::Data | Axis::DataContext | Axis::ExpertData) => RGBColor(0xb3, 0x3c, 0x6e),
+        Part::Bubble(cause) => match cause {
+            Cause::Fill => RGBColor(0xdb, 0xdf, 0xe4),
+            Cause::Drain => RGBColor(0xc3, 0xc9, 0xd0),
+            Cause::Forward | Cause::Hop => RGBColor(0xe8, 0xe2, 0xc8),
+            Cause::Backward => RGBColor(0xd8, 0xcd, 0xa4),
+            Cause::Imbalance => RGBColor(0xaa, 0xb2, 0xbc),
+            Cause::MemoryLimit => RGBColor(0xc9, 0xb8, 0xa8),
+            Cause::Barrier => RGBColor(0x97, 0xa0, 0xab),
+        },
     }
 }
 

@@ -1,5 +1,6 @@
 //! The JSON that scripts read: names here are a contract (`schema_version` 1).
 
+use pipewright_ir::flops::Throughput;
 use pipewright_ir::memory;
 use pipewright_ir::metrics::{Metrics, RankMetrics};
 use pipewright_ir::plan::Plan;
@@ -56,9 +57,61 @@ pub struct RunRow {
     pub pareto: bool,
     /// One entry a rank.
     pub ranks: Vec<RankRow>,
+    /// How fast a step is, where costs are those of a model on a cluster.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<Speed>,
+    /// Where every device was simulated, each of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Vec<DeviceRow>>,
     /// What `compare` measured of it, where it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<serde_json::Value>,
+}
+
+/// How fast a step is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Speed {
+    /// Time of a step \[s\].
+    pub step_seconds: f64,
+    /// Tokens a second, of all devices.
+    pub tokens_per_second: f64,
+    /// Model TFLOP/s of one device.
+    pub tflops_per_gpu: f64,
+    /// Hardware TFLOP/s of one device: with recomputation.
+    pub hardware_tflops_per_gpu: f64,
+    /// Model FLOPs / (time x devices x peak).
+    pub mfu: f64,
+    /// Hardware FLOPs / (time x devices x peak).
+    pub hfu: f64,
+}
+
+impl Speed {
+    /// Of a step.
+    pub fn of(throughput: &Throughput) -> Self {
+        Self {
+            step_seconds: throughput.step_seconds,
+            tokens_per_second: throughput.tokens_per_second(),
+            tflops_per_gpu: throughput.tflops_per_gpu(),
+            hardware_tflops_per_gpu: throughput.hardware_tflops_per_gpu(),
+            mfu: throughput.mfu(),
+            hfu: throughput.hfu(),
+        }
+    }
+}
+
+/// One device of the mesh.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceRow {
+    /// Its number.
+    pub device: u64,
+    /// Its place on each axis.
+    pub coordinates: BTreeMap<&'static str, u32>,
+    /// Compute time \[s\].
+    pub busy: f64,
+    /// Last end of a compute task \[s\].
+    pub last_end: f64,
+    /// Most memory alive \[B\].
+    pub peak_memory_bytes: u64,
 }
 
 /// One rank.
@@ -103,6 +156,8 @@ impl RunRow {
             message_bytes: metrics.message_bytes,
             pareto,
             ranks: metrics.ranks.iter().enumerate().map(|(rank, m)| RankRow::new(rank, m)).collect(),
+            speed: None,
+            devices: None,
             measured: None,
         }
     }

@@ -48,6 +48,16 @@ impl Group {
     }
 }
 
+impl From<Axis> for Group {
+    fn from(axis: Axis) -> Self {
+        match axis {
+            Axis::DataContext => Group::DataContext,
+            Axis::ExpertData => Group::ExpertData,
+            axis => Group::Along(axis),
+        }
+    }
+}
+
 impl Mesh {
     /// Devices of a group of a kind.
     pub fn group_size(&self, group: Group) -> u64 {

@@ -39,7 +39,9 @@ pub(super) fn resolve(request: &Request<'_>, at: &str, entry: &ScheduleEntry) ->
     };
     let sizes = match written {
         Some((Layout::Notation(text), path)) if text.eq_ignore_ascii_case("balanced") => {
-            enough_layers(model.num_layers, stages).map_err(|fault| vec![Fault { path, ..fault }])?;
+            if let Some(fault) = too_few(model.num_layers, stages) {
+                return Err(vec![Fault { path, ..fault }]);
+            }
             balanced::layout(model, stages, request.seq_length)
         }
         Some((layout, path)) => {
@@ -83,13 +85,14 @@ fn layout_faults(layers: u32, stages: u32, layout: &[u32], path: &str) -> Vec<Fa
     faults
 }
 
-fn enough_layers(layers: u32, stages: u32) -> Result<(), Fault> {
+/// Fewer layers than stages.
+fn too_few(layers: u32, stages: u32) -> Option<Fault> {
     if layers >= stages {
-        return Ok(());
+        return None;
     }
     let message = format!("{layers} layers are fewer than {stages} stages");
     let help = format!("use at least {stages} layers, fewer ranks or chunks, or a layout with empty stages");
-    Err(Fault::new(LAYERS, "layout::few", message, help))
+    Some(Fault::new(LAYERS, "layout::few", message, help))
 }
 
 /// Even where it can be; uneven only without chunks, as Megatron wants it. The embedding and the head count as layers
@@ -100,7 +103,9 @@ fn default_layout(request: &Request<'_>) -> Result<Vec<u32>, Vec<Fault>> {
     let embedding = u32::from(parallel.account_for_embedding_in_pipeline_split.unwrap_or(false));
     let head = u32::from(parallel.account_for_loss_in_pipeline_split.unwrap_or(false));
     let units = layers.saturating_add(embedding + head);
-    enough_layers(units, stages).map_err(|fault| vec![fault])?;
+    if let Some(fault) = too_few(units, stages) {
+        return Err(vec![fault]);
+    }
     if chunks > 1 && !units.is_multiple_of(stages) {
         return Err(vec![not_divisible(layers, embedding + head, stages, chunks)]);
     }

@@ -78,7 +78,7 @@ fn mismatch(mesh: &Mesh, world: u64, path: &str, what: &str, data_is_given: bool
             format!("{what} are no multiple of {names} sizes {parts} = {model}: {world} % {model} = {}", world % model);
         let (below, above) = (world / model * model, (world / model + 1).saturating_mul(model));
         let help = if below == 0 { format!("use {above} devices") } else { format!("use {below} or {above} devices") };
-        return Fault::new(path, "mesh::world", format!("{message}"), format!("{help}, or other parallel sizes"));
+        return Fault::new(path, "mesh::world", message, format!("{help}, or other parallel sizes"));
     }
     let devices = mesh.devices();
     let message = format!("{names} * data sizes {} = {devices}, but {what}", product(mesh));
@@ -129,29 +129,15 @@ fn hardware(
         }
     }
     let found = match (&choice.preset, &choice.file) {
-        (Some(name), None) => cluster::preset(name).ok_or_else(|| {
-            let known: Vec<&str> = cluster::PRESETS.iter().map(|(known, _)| *known).collect();
-            let message = format!("`{name}` is no cluster of this version");
-            Fault::new("cluster.preset", "cluster::unknown", message, format!("known are {}", known.join(", ")))
-        }),
-        (None, Some(file)) => read(file)
-            .map_err(|error| {
-                let message = format!("cannot read {file}: {error}");
-                Fault::new("cluster.file", "cluster::file", message, "paths are relative to the scenario")
-            })
-            .and_then(|text| {
-                serde_json::from_str(&text).map_err(|error| {
-                    let help = "`pipewright schema cluster` describes the format";
-                    Fault::new("cluster.file", "cluster::json", format!("{file}: {error}"), help)
-                })
-            }),
+        (Some(name), None) => shipped(name),
+        (None, Some(file)) => from_file(file, read),
         (Some(_), Some(_)) | (None, None) => {
             let message = "a cluster is either a preset or a file";
             let help = "for example { \"preset\": \"dgx-a100-80g\", \"nodes\": 4 }";
-            Err(Fault::new("cluster", "cluster::which", message, help))
+            Err(Box::new(Fault::new("cluster", "cluster::which", message, help)))
         }
     };
-    let hardware = found.map_err(|fault| faults.push(fault)).ok()?;
+    let hardware = found.map_err(|fault| faults.push(*fault)).ok()?;
     let node = u64::from(hardware.gpus_per_node.value);
     if node == 0 {
         let message = "gpus_per_node is 0";
@@ -171,6 +157,26 @@ fn hardware(
         ));
     }
     Some(hardware)
+}
+
+fn shipped(name: &str) -> Result<Hardware, Box<Fault>> {
+    cluster::preset(name).ok_or_else(|| {
+        let known: Vec<&str> = cluster::PRESETS.iter().map(|(known, _)| *known).collect();
+        let message = format!("`{name}` is no cluster of this version");
+        let help = format!("known are {}; or write a file", known.join(", "));
+        Box::new(Fault::new("cluster.preset", "cluster::unknown", message, help))
+    })
+}
+
+fn from_file(file: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Hardware, Box<Fault>> {
+    let text = read(file).map_err(|error| {
+        let message = format!("cannot read {file}: {error}");
+        Box::new(Fault::new("cluster.file", "cluster::file", message, "paths are relative to the scenario"))
+    })?;
+    serde_json::from_str(&text).map_err(|error| {
+        let help = "`pipewright schema cluster` describes the format";
+        Box::new(Fault::new("cluster.file", "cluster::json", format!("{file}: {error}"), help))
+    })
 }
 
 /// Reads `tp-cp-dp-pp`. Expert parallelism has no place of its own there: it lies along context and data.

@@ -53,8 +53,6 @@ struct Cutter<'a> {
     unjoined: Vec<bool>,
     /// Step of the table -> how much it computes.
     work: Vec<Work>,
-    /// New task -> its place in its program.
-    places: Vec<u32>,
 }
 
 impl<'a> Cutter<'a> {
@@ -70,7 +68,6 @@ impl<'a> Cutter<'a> {
             effects_start: vec![0],
             unjoined: Vec::with_capacity(tasks),
             work: (0..programs.steps.len()).map(|i| programs.work(TaskId::at(i).0)).collect(),
-            places: Vec::with_capacity(tasks),
         }
     }
 
@@ -90,7 +87,7 @@ impl<'a> Cutter<'a> {
             }
             let new = self.starts[id.index()]..self.next();
             if new.is_empty() {
-                self.push(task, 0);
+                self.push(task);
             }
             let new = self.starts[id.index()]..self.next();
             for node in new.clone().map(|i| NodeIndex::new(i as usize)) {
@@ -107,9 +104,8 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    fn push(&mut self, task: Task, place: u32) -> NodeIndex {
+    fn push(&mut self, task: Task) -> NodeIndex {
         self.unjoined.push(false);
-        self.places.push(place);
         self.graph.add_node(task)
     }
 
@@ -122,15 +118,16 @@ impl<'a> Cutter<'a> {
             let collective = self.programs.step(bucket.step).and_then(Step::collective);
             let step = StepOf {
                 program: Some(bucket.step),
+                place: TaskId::at(i).0,
                 continues: i > 0,
                 continued: i + 1 < buckets.len(),
                 collective: collective.map(|c| c.kind),
             };
             let layers = LayerRange { start: bucket.layer, end: bucket.layer.saturating_add(1) };
-            self.push(Task { payload: collective.map_or(0, |c| c.bytes), step, layers, ..*task }, TaskId::at(i).0);
+            self.push(Task { payload: collective.map_or(0, |c| c.bytes), step, layers, ..*task });
         }
         if buckets.is_empty() {
-            self.push(*task, 0);
+            self.push(*task);
         }
     }
 
@@ -147,23 +144,21 @@ impl<'a> Cutter<'a> {
         for (place, placed) in placed.iter().enumerate() {
             let collective = self.programs.step(placed.step).and_then(Step::collective);
             let continues = self.graph.node_count() > first;
-            let node = self.push(
-                Task {
-                    lane: collective.map_or(Lane::Compute, |c| Lane::of_axis(c.axis)),
-                    layers: LayerRange { start: placed.layer, end: placed.layer.saturating_add(1) },
-                    work: self.work.get(placed.step as usize).copied().unwrap_or_default(),
-                    payload: collective.map_or(0, |c| c.bytes),
-                    group: None,
-                    step: StepOf {
-                        program: Some(placed.step),
-                        continues,
-                        continued: true,
-                        collective: collective.map(|c| c.kind),
-                    },
-                    ..*task
+            let node = self.push(Task {
+                lane: collective.map_or(Lane::Compute, |c| Lane::of_axis(c.axis)),
+                layers: LayerRange { start: placed.layer, end: placed.layer.saturating_add(1) },
+                work: self.work.get(placed.step as usize).copied().unwrap_or_default(),
+                payload: collective.map_or(0, |c| c.bytes),
+                group: None,
+                step: StepOf {
+                    program: Some(placed.step),
+                    place: TaskId::at(place).0,
+                    continues,
+                    continued: true,
+                    collective: collective.map(|c| c.kind),
                 },
-                TaskId::at(place).0,
-            );
+                ..*task
+            });
             for (_, message) in pending.extract_if(.., |(joined, _)| *joined <= place) {
                 self.graph.add_edge(message, node, Dep::Data);
             }
@@ -240,10 +235,11 @@ impl<'a> Cutter<'a> {
         let buckets = self.programs.stages.get(stage.index()).map_or(&[][..], |stage| &stage.buckets);
         for bucket in self.tasks_of(reduction) {
             let of = |b: &Bucket| if split { b.weight_place } else { b.place };
-            let place = buckets.get(self.places[bucket as usize] as usize).map_or(0, of);
+            let place = buckets.get(self.graph[NodeIndex::new(bucket as usize)].step.place as usize).map_or(0, of);
             let range = self.tasks_of(backward);
             let made_by = |i: &u32| {
-                self.graph[NodeIndex::new(*i as usize)].lane == Lane::Compute && self.places[*i as usize] <= place
+                let task = self.graph[NodeIndex::new(*i as usize)];
+                task.lane == Lane::Compute && task.step.place <= place
             };
             let from = range.clone().rev().find(made_by).unwrap_or(range.start);
             self.graph.add_edge(NodeIndex::new(from as usize), NodeIndex::new(bucket as usize), Dep::Weight);

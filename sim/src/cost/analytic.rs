@@ -10,11 +10,13 @@ mod fold;
 mod kernel;
 mod of_plan;
 mod parameters;
+mod segment;
 
 pub use collective::{Group, Links};
 pub use kernel::Device;
 pub use of_plan::{AnalyticError, parameters_of};
 pub use parameters::{Parameters, STACKS, stack};
+pub use segment::SegmentCost;
 
 use super::CostModel;
 use fold::Clocks;
@@ -86,6 +88,8 @@ pub struct AnalyticCost {
     blocking: bool,
     /// The norm of the gradients over all ranks.
     clip: f64,
+    /// Share of hidden messages' time that compute loses to them.
+    overlap_cost: f64,
 }
 
 /// Bytes of the fp32 number that the ranks reduce to clip gradients \[B\].
@@ -144,6 +148,7 @@ impl AnalyticCost {
             before: Vec::new(),
             blocking: !facts.setup.overlap_p2p,
             clip: 0.0,
+            overlap_cost: p.overlap_cost.value,
             steps,
         };
         cost.before = facts.placement.all_stages().map(|stage| cost.before(facts, stage)).collect();

@@ -25,12 +25,28 @@ struct Pending {
 /// Runs the steps of a list from the clocks as they are. `cost` gives the time of a step of the table \[s\].
 /// `overlap_cost` is the share of the messages' time beside compute that compute loses to them.
 pub(super) fn run(programs: &Programs, placed: &[Placed], cost: &[f64], overlap_cost: f64, clocks: &mut Clocks) {
+    run_with(programs, placed, cost, overlap_cost, clocks, &mut |_, _| {});
+}
+
+/// The same; gives the place of each compute step, with the time that it loses to the messages beside it, to `lost`.
+fn run_with(
+    programs: &Programs,
+    placed: &[Placed],
+    cost: &[f64],
+    overlap_cost: f64,
+    clocks: &mut Clocks,
+    lost: &mut impl FnMut(usize, f64),
+) {
     for (place, placed) in placed.iter().enumerate() {
         let collective = programs.step(placed.step).and_then(Step::collective);
         let time = cost.get(placed.step as usize).copied().unwrap_or(0.0);
         join(clocks, place);
         match collective {
-            None => compute(clocks, time, overlap_cost),
+            None => {
+                let loss = overlap_cost * beside(clocks, time);
+                clocks.compute += time + loss;
+                lost(place, loss);
+            }
             Some(collective) => {
                 let lane = &mut clocks.lanes[Lane::of_axis(collective.axis) as usize];
                 let start = lane.max(clocks.compute);
@@ -42,23 +58,29 @@ pub(super) fn run(programs: &Programs, placed: &[Placed], cost: &[f64], overlap_
     }
 }
 
-/// Compute goes on for `time`, and slower beside messages.
-fn compute(clocks: &mut Clocks, time: f64, overlap_cost: f64) {
+/// How long messages are on their way in the next `time` of compute.
+fn beside(clocks: &Clocks, time: f64) -> f64 {
     let (from, to) = (clocks.compute, clocks.compute + time);
-    let beside: f64 = clocks.pending.iter().map(|m| (m.end.min(to) - m.start.max(from)).max(0.0)).sum();
-    clocks.compute = to + overlap_cost * beside;
+    clocks.pending.iter().map(|message| (message.end.min(to) - message.start.max(from)).max(0.0)).sum()
 }
 
 /// Compute waits for the messages that the step at `place` needs.
 fn join(clocks: &mut Clocks, place: usize) {
-    let needed = clocks.pending.iter().filter(|m| m.joined <= place);
-    let ready = needed.fold(clocks.compute, |ready, m| ready.max(m.end));
+    let needed = clocks.pending.iter().filter(|message| message.joined <= place);
+    let ready = needed.fold(clocks.compute, |ready, message| ready.max(message.end));
     clocks.compute = ready;
-    clocks.pending.retain(|m| m.end > ready);
+    clocks.pending.retain(|message| message.end > ready);
 }
 
 /// The end of the action: every message has arrived. Returns when.
 pub(super) fn finish(clocks: &mut Clocks) -> f64 {
     join(clocks, usize::MAX);
     clocks.compute
+}
+
+/// What each step of an action loses to the messages beside it: an entry a place.
+pub(super) fn losses(programs: &Programs, placed: &[Placed], cost: &[f64], overlap_cost: f64) -> Vec<f64> {
+    let mut losses = vec![0.0; placed.len()];
+    run_with(programs, placed, cost, overlap_cost, &mut Clocks::default(), &mut |place, lost| losses[place] = lost);
+    losses
 }

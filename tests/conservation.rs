@@ -1,0 +1,434 @@
+//! What must not get lost: bytes, floating-point operations, memory, and time between the ways to simulate one plan.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use pipewright::ir::breakdown::{Breakdown, Part};
+use pipewright::ir::communication::{MessageKind, Network, traffic};
+use pipewright::ir::flops::{self, Flops, Throughput};
+use pipewright::ir::ids::Rank;
+use pipewright::ir::memory;
+use pipewright::ir::mesh::{Axis, Group, Mesh};
+use pipewright::ir::metrics::Metrics;
+use pipewright::ir::plan::{self, Plan};
+use pipewright::ir::schedule::Schedule;
+use pipewright::ir::segments::{CollectiveKind, Programs};
+use pipewright::ir::timeline::Timeline;
+use pipewright::ir::workload::{StageWorkload, Workload};
+use pipewright::sim::cost::AnalyticCost;
+use pipewright::sim::cost::analytic::{SegmentCost, parameters_of};
+use pipewright::sim::{Engine, Options, full, simulate};
+use std::collections::BTreeMap;
+
+/// Layers, hidden size, heads and vocabulary of the model of every test.
+const GPT: (u64, u64, u64, u64) = (8, 1024, 16, 32_768);
+/// Tokens of a sequence.
+const SEQ: u64 = 2048;
+
+/// A plan for each schedule. `parallel` and `training` are more keys of these objects.
+fn plans(parallel: &str, training: &str, schedules: &str) -> Vec<Plan> {
+    let (layers, hidden, heads, vocabulary) = GPT;
+    let text = format!(
+        r#"{{ "schema_version": 1, "name": "conservation", "cluster": {{ "preset": "dgx-a100-80g" }},
+        "model": {{ "num_layers": {layers}, "hidden_size": {hidden}, "num_attention_heads": {heads},
+                    "vocab_size": {vocabulary} }},
+        "parallel": {{ {parallel} }},
+        "training": {{ "micro_batch_size": 2, "num_microbatches": 8, "seq_length": {SEQ}, "dtype": "bf16" {training} }},
+        "schedules": {schedules} }}"#
+    );
+    let scenario = serde_json::from_str(&text).unwrap();
+    plan::resolve(&scenario, &|_| Err("no files".to_owned())).unwrap()
+}
+
+fn sizes(t: u32, c: u32, d: u32, p: u32) -> String {
+    format!(
+        r#""tensor_model_parallel_size": {t}, "context_parallel_size": {c}, "data_parallel_size": {d},
+           "pipeline_model_parallel_size": {p}"#
+    )
+}
+
+/// Everything of a plan.
+struct Case {
+    plan: Plan,
+    programs: Programs,
+    cost: AnalyticCost,
+    whole: Schedule,
+    cut: Schedule,
+}
+
+impl Case {
+    fn new(plan: Plan) -> Self {
+        let (programs, cost) = AnalyticCost::of_plan(&plan, &parameters_of(&plan, &|file| Err(file.to_owned())).unwrap()).unwrap();
+        let whole = plan.schedule(&plan.workload()).unwrap();
+        let cut = whole.segmented(&programs);
+        Self { plan, programs, cost, whole, cut }
+    }
+
+    fn at_stages(&self) -> Timeline {
+        simulate(&self.whole, &self.cost, &Options::default())
+    }
+
+    fn at_segments(&self) -> Timeline {
+        simulate(&self.cut, &SegmentCost::new(&self.cost, &self.programs), &Options::default())
+    }
+
+    fn breakdown(&self) -> Breakdown {
+        Breakdown::of(&self.cut, &self.at_segments(), &self.whole, Some(&self.programs))
+    }
+
+    fn named(&self) -> String {
+        let mesh = self.plan.mesh;
+        format!("{} t{} c{} d{} p{}", self.plan.name, mesh.tensor, mesh.context, mesh.data, mesh.pipeline)
+    }
+}
+
+/// Plans of every axis and switch that has messages.
+fn cases() -> Vec<Case> {
+    let with = |parallel: &str, more: &str, training: &str| {
+        let parallel = if more.is_empty() { parallel.to_owned() } else { format!("{parallel}, {more}") };
+        plans(&parallel, training, r#"["1f1b"]"#)
+    };
+    let sequence = |kind: &str| format!(r#""sequence_parallel": "{kind}""#);
+    let zero = |stage: u32| format!(r#""zero_stage": {stage}"#);
+    let mut plans = Vec::new();
+    plans.extend(with(&sizes(1, 1, 1, 4), "", ""));
+    plans.extend(with(&sizes(4, 1, 1, 2), "", ""));
+    plans.extend(with(&sizes(4, 1, 2, 2), &sequence("megatron"), r#", "recompute": "full""#));
+    plans.extend(with(&sizes(2, 2, 1, 2), &sequence("ring"), ""));
+    plans.extend(with(&sizes(2, 2, 2, 2), &sequence("ulysses"), r#", "recompute": "selective""#));
+    plans.extend(with(&sizes(2, 1, 4, 2), &zero(1), r#", "clip_grad": 1.0"#));
+    plans.extend(with(&sizes(1, 1, 8, 1), &zero(3), ""));
+    plans.into_iter().map(Case::new).collect()
+}
+
+/// Bytes that each member of a group sends to each other one, worked out message by message.
+fn wire(kind: CollectiveKind, ranks: u64, bytes: u64) -> Vec<(u64, u64, u64)> {
+    let next = |i: u64| (i + 1) % ranks;
+    let shard = bytes / ranks;
+    // One round of a ring: everyone sends a shard on.
+    let rounds = |n: u64| (0..n).flat_map(|_| (0..ranks).map(|i| (i, next(i), shard))).collect::<Vec<_>>();
+    match kind {
+        CollectiveKind::AllReduce => rounds(2 * (ranks - 1)),
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter => rounds(ranks - 1),
+        CollectiveKind::Exchange => (0..ranks).map(|i| (i, next(i), bytes)).collect(),
+        CollectiveKind::AllToAll => {
+            let to = |i: u64| (0..ranks).filter(move |j| *j != i).map(move |j| (i, j, shard));
+            (0..ranks).flat_map(to).collect()
+        }
+    }
+}
+
+#[test]
+fn what_a_group_sends_is_what_it_receives_and_what_the_report_says() {
+    for kind in [
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Exchange,
+    ] {
+        for ranks in [2, 4, 8] {
+            let bytes = 64 * ranks;
+            let (mut sent, mut received) = (vec![0; 8], vec![0; 8]);
+            for (from, to, bytes) in wire(kind, ranks, bytes) {
+                sent[from as usize] += bytes;
+                received[to as usize] += bytes;
+            }
+            let mesh = Mesh { tensor: u32::try_from(ranks).unwrap(), ..Mesh::default() };
+            let said = pipewright::ir::segments::Collective { kind, axis: Axis::Tensor, bytes }.sent(&mesh);
+            assert!((0..ranks as usize).all(|i| sent[i] == said && received[i] == said), "{kind:?} {ranks}");
+        }
+    }
+}
+
+#[test]
+fn bytes_sent_are_bytes_received_on_every_axis() {
+    let mut seen: Vec<(Axis, MessageKind)> = Vec::new();
+    for case in cases() {
+        let network = Network { mesh: &case.plan.mesh, setup: &case.plan.setup, gpus_per_node: 8 };
+        let mut totals: BTreeMap<(Axis, MessageKind), (u64, u64)> = BTreeMap::new();
+        for row in traffic(&case.cut, &network).iter().flatten() {
+            assert!(row.across_nodes <= row.sent as f64, "{} {row:?}", case.named());
+            let total = totals.entry((row.axis, row.kind)).or_default();
+            total.0 += row.sent;
+            total.1 += row.received;
+        }
+        for (kind, (sent, received)) in totals {
+            assert!(sent == received && sent > 0, "{} {kind:?}: {sent} sent, {received} received", case.named());
+            seen.push(kind);
+        }
+    }
+    for kind in [
+        (Axis::Tensor, MessageKind::Collective(CollectiveKind::AllReduce)),
+        (Axis::Tensor, MessageKind::Collective(CollectiveKind::AllGather)),
+        (Axis::Tensor, MessageKind::Collective(CollectiveKind::ReduceScatter)),
+        (Axis::Context, MessageKind::Collective(CollectiveKind::Exchange)),
+        (Axis::Context, MessageKind::Collective(CollectiveKind::AllToAll)),
+        (Axis::Data, MessageKind::Collective(CollectiveKind::AllReduce)),
+        (Axis::Data, MessageKind::Collective(CollectiveKind::ReduceScatter)),
+        (Axis::Data, MessageKind::Collective(CollectiveKind::AllGather)),
+        (Axis::Pipeline, MessageKind::Collective(CollectiveKind::AllReduce)),
+        (Axis::Pipeline, MessageKind::SendForward),
+        (Axis::Pipeline, MessageKind::SendBackward),
+    ] {
+        assert!(seen.contains(&kind), "no case has {kind:?}");
+    }
+}
+
+/// BLOOM's run: one hop carries 2 x 2048 x 14336 numbers of 2 bytes = 112 MiB each way (field case A6).
+#[test]
+fn a6_a_hop_carries_the_hidden_states_of_a_microbatch() {
+    let case = &cases()[0];
+    let network = Network { mesh: &case.plan.mesh, setup: &case.plan.setup, gpus_per_node: 2 };
+    let rows = traffic(&case.cut, &network);
+    let forward = rows[0].iter().find(|row| row.kind == MessageKind::SendForward).unwrap();
+    assert_eq!((forward.messages, forward.sent), (8, 8 * 2 * SEQ * GPT.1 * 2));
+    // Two devices a node: 0 and 1, then 2 and 3. Only the hop between the nodes leaves one.
+    let across: Vec<f64> = rows
+        .iter()
+        .map(|rank| rank.iter().filter(|r| r.kind == MessageKind::SendForward).map(|r| r.across_nodes).sum())
+        .collect();
+    assert_eq!(across, [0.0, forward.sent as f64, 0.0, 0.0]);
+}
+
+/// A ring of 8 over 2 nodes has 2 of its 8 edges between them; of an all-to-all 4 of 7 parts go there.
+#[test]
+fn the_share_across_nodes_is_that_of_a_ring_and_of_an_all_to_all() {
+    let plan = plans(&sizes(1, 8, 1, 1), "", r#"["1f1b"]"#).remove(0);
+    let share = |plan: Plan| {
+        let case = Case::new(plan);
+        let network = Network { mesh: &case.plan.mesh, setup: &case.plan.setup, gpus_per_node: 4 };
+        let rows = traffic(&case.cut, &network).remove(0);
+        let row = rows.iter().find(|row| row.axis == Axis::Context).copied().unwrap();
+        (row.kind, row.across_nodes / row.sent as f64)
+    };
+    let ulysses = plans(&format!(r#"{}, "sequence_parallel": "ulysses""#, sizes(1, 8, 1, 1)), "", r#"["1f1b"]"#);
+    assert_eq!(share(plan), (MessageKind::Collective(CollectiveKind::Exchange), 0.25));
+    let (kind, all) = share(ulysses.into_iter().next().unwrap());
+    assert_eq!(kind, MessageKind::Collective(CollectiveKind::AllToAll));
+    assert!((all - 4.0 / 7.0).abs() < 1e-12);
+}
+
+/// `72 B L s h^2 (1 + s / 6h + V / 12hL)` in whole numbers, of one microbatch.
+fn narayanan(batch: u64) -> u128 {
+    let [b, l, s, h, v] = [batch, GPT.0, SEQ, GPT.1, GPT.3].map(u128::from);
+    72 * b * l * s * h * h + 12 * b * l * s * s * h + 6 * b * s * h * v
+}
+
+fn exact(n: u128) -> f64 {
+    n as f64
+}
+
+#[test]
+fn flops_of_the_segments_sum_to_the_formula_of_the_model() {
+    for (t, c, p) in [(1, 1, 1), (2, 1, 4), (8, 1, 2), (1, 4, 2), (4, 2, 2), (2, 4, 8)] {
+        for kind in ["ring", "ulysses"] {
+            for (recompute, attention) in [
+                ("none", "standard"),
+                ("selective", "standard"),
+                ("full", "standard"),
+                ("none", "flash"),
+                ("selective", "flash"),
+                ("full", "flash"),
+            ] {
+                let parallel = format!(r#"{}, "sequence_parallel": "{kind}""#, sizes(t, c, 2, p));
+                let parallel = if c > 1 { parallel } else { sizes(t, c, 2, p) };
+                let training = format!(r#", "recompute": "{recompute}", "attention": "{attention}""#);
+                let case = Case::new(plans(&parallel, &training, r#"["1f1b"]"#).remove(0));
+                let shares = f64::from(t * c);
+                let micro = flops::of_microbatch(&case.programs);
+                let named = format!("{} {kind} {recompute} {attention}", case.named());
+                assert_eq!(micro.model() * shares, exact(narayanan(2)), "{named}");
+                assert_eq!(micro.forward * shares * 3.0, exact(narayanan(2)), "{named}");
+                let [b, l, s, h] = [2, GPT.0, SEQ, GPT.1].map(u128::from);
+                let again = match (recompute, attention) {
+                    ("full", _) => 24 * b * l * s * h * h + 4 * b * l * s * s * h,
+                    ("selective", "standard") => 4 * b * l * s * s * h,
+                    // A fused backward computes the scores again by itself, which nobody counts.
+                    _ => 0,
+                };
+                assert_eq!(micro.recompute * shares, exact(again), "{named}");
+                // All devices, all microbatches.
+                let step = flops::of_step(&case.whole, &case.programs, &case.plan.mesh);
+                assert_eq!(step.model(), 16.0 * exact(narayanan(2)), "{named}");
+                assert_eq!(case.plan.model_flops(), Some(step.model()), "{named}");
+                // Segment by segment.
+                let tasks = case.cut.tasks().map(|(_, task)| task.work.flops).sum::<f64>();
+                let all = tasks * shares * 2.0;
+                assert!((all / step.hardware() - 1.0).abs() < 1e-12, "{named}");
+            }
+        }
+    }
+}
+
+/// With full recomputation the hardware computes `96 B L s h^2 (1 + s / 6h + V / 16hL)` (Narayanan et al. 2021).
+#[test]
+fn flops_with_full_recomputation_are_those_of_the_paper() {
+    let case = Case::new(plans(&sizes(2, 1, 1, 2), r#", "recompute": "full""#, r#"["1f1b"]"#).remove(0));
+    let [b, l, s, h, v] = [2, GPT.0, SEQ, GPT.1, GPT.3].map(u128::from);
+    let paper = 96 * b * l * s * h * h + 16 * b * l * s * s * h + 6 * b * s * h * v;
+    let flops: Flops = flops::of_step(&case.whole, &case.programs, &case.plan.mesh);
+    assert_eq!(flops.hardware(), 8.0 * exact(paper));
+    let throughput = Throughput::of(&case.plan, &case.whole, &case.programs, 2.0).unwrap();
+    assert_eq!(throughput.tokens_per_second(), (8 * 2 * SEQ) as f64 / 2.0);
+    assert_eq!(throughput.mfu(), 8.0 * exact(narayanan(2)) / (2.0 * 4.0 * 312e12));
+    assert_eq!(throughput.hfu() / throughput.mfu(), throughput.hardware_tflops_per_gpu() / throughput.tflops_per_gpu());
+}
+
+/// Sizes for memory, another for each stage.
+fn workload(stages: u64) -> Workload {
+    let stage = |s: u64| StageWorkload {
+        parameters: 100 + s,
+        gradients: 40 + s,
+        optimizer: 300 + s,
+        activations: 70 + s,
+        output: 10 + s,
+        forward_workspace: 5,
+        backward_workspace: 60,
+        optimizer_workspace: 9,
+        ..StageWorkload::default()
+    };
+    Workload { rank_overhead: 0, stages: (0..stages).map(stage).collect() }
+}
+
+const SCHEDULES: &str =
+    r#"["gpipe", "1f1b", "zb-h1", { "name": "interleaved-1f1b", "virtual_pipeline_model_parallel_size": 2 }]"#;
+
+#[test]
+fn memory_returns_to_where_it_began_at_every_detail() {
+    for plan in plans(&sizes(2, 1, 2, 2), "", SCHEDULES) {
+        let stages = plan.placement().stages();
+        let case = Case::new(plan);
+        let whole = case.plan.schedule(&workload(u64::from(stages))).unwrap();
+        let cut = whole.segmented(&case.programs);
+        let cost = SegmentCost::new(&case.cost, &case.programs);
+        for (schedule, timeline) in [
+            (&whole, simulate(&whole, &case.cost, &Options::default())),
+            (&cut, simulate(&cut, &cost, &Options::default())),
+        ] {
+            let metrics = Metrics::of(schedule, &timeline);
+            for (r, rank) in metrics.ranks.iter().enumerate() {
+                let rest = memory::persistent(schedule, Rank::at(r));
+                assert_eq!(rank.memory.points.last().unwrap().live, rest, "{} rank {r}", case.named());
+                assert!(memory::total(&rank.memory.peak.live) > memory::total(&rest));
+            }
+        }
+    }
+}
+
+#[test]
+fn folded_and_full_simulations_agree_in_time_and_memory() {
+    for order in ["tp-cp-dp-pp", "dp-tp-pp-cp"] {
+        for more in ["", r#", "zero_stage": 1"#, r#", "sequence_parallel": "ulysses""#] {
+            let parallel = format!(r#"{}, "order": "{order}" {more}"#, sizes(2, 2, 2, 2));
+            for plan in plans(&parallel, "", SCHEDULES) {
+                let case = Case::new(plan);
+                let cost = SegmentCost::new(&case.cost, &case.programs);
+                for (schedule, segments) in [(&case.whole, false), (&case.cut, true)] {
+                    let mut engine = Engine::new(schedule);
+                    if segments {
+                        engine.set_costs(schedule, &cost)
+                    } else {
+                        engine.set_costs(schedule, &case.cost)
+                    }
+                    let folded = engine.run(&Options::default());
+                    let all = engine.replicated(schedule, &case.plan.mesh).run(&Options::default());
+                    assert_eq!(all.makespan(), folded.makespan(), "{}", case.named());
+                    let replicas = full::split(&all, &case.plan.mesh);
+                    assert_eq!(replicas.len(), 8);
+                    let expected = Metrics::of(schedule, &folded);
+                    for replica in &replicas {
+                        assert_eq!(Metrics::of(schedule, replica), expected, "{}", case.named());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A slow replica holds up those that it shares a group with: the replicas of a full simulation are not just copies.
+#[test]
+fn a_full_simulation_waits_for_every_member_of_a_group() {
+    let case = Case::new(plans(&sizes(1, 1, 2, 2), "", r#"["1f1b"]"#).remove(0));
+    let mut engine = Engine::new(&case.whole);
+    engine.set_costs(&case.whole, &case.cost);
+    let mesh = case.plan.mesh;
+    let all = engine.replicated(&case.whole, &mesh).run(&Options::default());
+    assert_eq!(all.tasks, 2 * case.whole.len());
+    assert_eq!(mesh.groups(Group::Along(Axis::Data)).count(), 2);
+}
+
+/// At the detail of segments a step lasts as long as at that of stages, to rounding, where no message goes on beside the
+/// action behind it.
+#[test]
+fn segments_take_as_long_as_their_stages() {
+    for (t, c, d, p) in [(1, 1, 1, 4), (4, 1, 1, 2), (2, 2, 1, 4), (2, 2, 2, 2), (8, 1, 2, 4)] {
+        for more in ["", r#", "sequence_parallel": "megatron""#, r#", "sequence_parallel": "ulysses""#] {
+            if (more.contains("megatron") && c > 1) || (more.contains("ulysses") && c == 1) {
+                continue;
+            }
+            for training in [r#", "recompute": "full""#, r#", "recompute": "selective", "attention": "flash""#] {
+                let parallel = format!("{}{more}", sizes(t, c, d, p));
+                let interleaved =
+                    r#"["1f1b", { "name": "interleaved-1f1b", "virtual_pipeline_model_parallel_size": 2 }]"#;
+                for plan in plans(&parallel, training, interleaved) {
+                    let case = Case::new(plan);
+                    let (stages, segments) = (case.at_stages().makespan(), case.at_segments().makespan());
+                    let apart = segments / stages - 1.0;
+                    assert!(apart.abs() < 1e-9, "{}{more}{training}: {stages} and {segments}", case.named());
+                }
+            }
+        }
+    }
+}
+
+/// Where messages do go on beside the next action, segments are no slower, and not by much faster.
+#[test]
+fn messages_between_actions_only_save_time() {
+    let zero = format!(r#"{}, "zero_stage": 3"#, sizes(1, 1, 8, 1));
+    let sequence = format!(r#"{}, "sequence_parallel": "megatron""#, sizes(4, 1, 1, 4));
+    for (parallel, schedules) in [(zero.as_str(), r#"["1f1b"]"#), (sequence.as_str(), r#"["gpipe", "zb-h1", "zb-v"]"#)]
+    {
+        for plan in plans(parallel, "", schedules) {
+            let case = Case::new(plan);
+            let apart = case.at_segments().makespan() / case.at_stages().makespan() - 1.0;
+            assert!((-0.1..1e-9).contains(&apart), "{}: {apart}", case.named());
+        }
+    }
+}
+
+#[test]
+fn the_parts_of_a_step_sum_to_it_on_every_rank() {
+    let more = plans(&sizes(2, 1, 2, 4), r#", "clip_grad": 1.0, "recompute": "full""#, SCHEDULES);
+    for case in cases().into_iter().chain(more.into_iter().map(Case::new)) {
+        let breakdown = case.breakdown();
+        let shares = |parts: f64| (parts / breakdown.makespan - 1.0).abs() < 1e-12;
+        assert!(shares(breakdown.mean().total()), "{}", case.named());
+        for (rank, parts) in breakdown.ranks.iter().enumerate() {
+            assert!(shares(parts.total()), "{} rank {rank}", case.named());
+            let least = Part::ALL.iter().map(|part| parts.get(*part)).fold(f64::INFINITY, f64::min);
+            assert!(least > -1e-9 * breakdown.makespan, "{} rank {rank}: {least}", case.named());
+        }
+        // Compute is what the compute lane does, whatever else goes on.
+        let metrics = Metrics::of(&case.cut, &case.at_segments());
+        for (rank, parts) in metrics.ranks.iter().zip(&breakdown.ranks) {
+            let idle: f64 = Part::ALL
+                .iter()
+                .filter(|part| matches!(part, Part::Exposed(_) | Part::Bubble(_)))
+                .map(|part| parts.get(*part))
+                .sum();
+            assert!((idle - rank.idle).abs() < 1e-9 * breakdown.makespan, "{}", case.named());
+        }
+    }
+}
+
+/// Without overlap every message of tensor parallelism is waited for; the reduction of gradients too, by the rank whose
+/// backward is last.
+#[test]
+fn messages_without_overlap_are_exposed() {
+    let plan = plans(&sizes(4, 1, 2, 1), r#", "overlap_grad_reduce": false"#, r#"["1f1b"]"#).remove(0);
+    let breakdown = Case::new(plan).breakdown();
+    let [tensor, _, _, _, data] = breakdown.messages[0];
+    assert!(data.total > 0.0 && (data.exposed / data.total - 1.0).abs() < 1e-9);
+    // Forward all-reduces are exposed, those of backward hide behind the gradients of weights.
+    assert!(tensor.exposed > 0.3 * tensor.total && tensor.exposed < tensor.total);
+    assert_eq!(tensor.hidden(), tensor.total - tensor.exposed);
+}
