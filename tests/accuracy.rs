@@ -25,10 +25,10 @@ const fn step_times(file: &'static str, most: [f64; 2], reason: &'static str) ->
 }
 
 const TARGETS: &[Target] = &[
-    step_times("megatron_core_h100_weak_scaling.json", [0.05, 0.12], ""),
-    step_times("mosaic_mpt_fsdp_a100.json", [0.08, 0.24], "760m 512 and 70b x64 are 23 % off: see known_misses"),
-    step_times("mosaic_mpt_fsdp_h100.json", [0.08, 0.22], "30b 8192 is 21 % off: see known_misses"),
-    step_times("simumax_b200_measured.json", [0.05, 0.12], ""),
+    step_times("megatron-core-h100-weak-scaling.json", [0.05, 0.12], ""),
+    step_times("mosaic-mpt-fsdp-a100.json", [0.08, 0.24], "760m 512 and 70b x64 are 23 % off: see known_misses"),
+    step_times("mosaic-mpt-fsdp-h100.json", [0.08, 0.22], "30b 8192 is 21 % off: see known_misses"),
+    step_times("simumax-b200-measured.json", [0.05, 0.12], ""),
 ];
 
 fn folder() -> PathBuf {
