@@ -25,10 +25,31 @@ const fn step_times(file: &'static str, most: [f64; 2], reason: &'static str) ->
 }
 
 const TARGETS: &[Target] = &[
+    step_times(
+        "bloom-topology.json",
+        [0.1, 0.25],
+        "three shapes that run fast elsewhere in the table: see known_misses",
+    ),
+    step_times("korthikanti-table5.json", [0.05, 0.12], ""),
     step_times("megatron-core-h100-weak-scaling.json", [0.05, 0.12], ""),
+    step_times("megatron-sc21-table1.json", [0.05, 0.12], ""),
+    step_times("megatron-sc21-table2.json", [0.05, 0.12], ""),
     step_times("mosaic-mpt-fsdp-a100.json", [0.08, 0.24], "760m 512 and 70b x64 are 23 % off: see known_misses"),
     step_times("mosaic-mpt-fsdp-h100.json", [0.08, 0.22], "30b 8192 is 21 % off: see known_misses"),
     step_times("simumax-b200-measured.json", [0.05, 0.12], ""),
+    step_times(
+        "vtrain-multi-node.json",
+        [0.08, 0.48],
+        "runs that are not monotonic in the microbatch: see known_misses",
+    ),
+    Target {
+        file: "zero-bubble-bubble-rates.json",
+        step_times: None,
+        bubble_rates: Some([0.005, 0.019]),
+        reason: "ZB-2p and ZB-V of few microbatches: see known_misses",
+    },
+    step_times("zero-bubble-table4.json", [0.06, 0.12], ""),
+    step_times("zero-bubble-table6.json", [0.06, 0.12], ""),
 ];
 
 fn folder() -> PathBuf {
@@ -46,8 +67,8 @@ fn table(file: &str) -> Measurements {
     serde_json::from_str(&std::fs::read_to_string(folder().join(file)).unwrap()).unwrap()
 }
 
-fn no_files(file: &str) -> Result<String, String> {
-    Err(format!("no file {file}"))
+fn beside(file: &str) -> Result<String, String> {
+    std::fs::read_to_string(folder().join(file)).map_err(|e| e.to_string())
 }
 
 #[test]
@@ -56,7 +77,7 @@ fn published_measurements_are_predicted_as_well_as_promised() {
     assert_eq!(files(), named, "every table has a target");
     for target in TARGETS {
         let measurements = table(target.file);
-        let rows = measurements.prepare(&no_files).unwrap();
+        let rows = measurements.prepare(&beside).unwrap();
         let accuracy = Accuracy::of(measurements, &rows).unwrap();
         let hold = |errors: &Option<Errors>, most: Option<[f64; 2]>, what: &str| {
             assert_eq!(errors.is_some(), most.is_some(), "{}: {what}", target.file);
@@ -66,7 +87,7 @@ fn published_measurements_are_predicted_as_well_as_promised() {
         };
         hold(&accuracy.step_times, target.step_times, "step times");
         hold(&accuracy.bubble_rates, target.bubble_rates, "bubble rates");
-        let missed = target.step_times.is_some_and(|[_, max]| max > 0.12);
+        let missed = target.step_times.is_some_and(|[_, max]| max > 0.12) || target.bubble_rates.is_some();
         assert_eq!(missed, !target.reason.is_empty(), "{}: a miss has a reason", target.file);
         assert!(!missed || !accuracy.measurements.known_misses.is_empty(), "{}: users are told of misses", target.file);
     }
@@ -121,7 +142,7 @@ fn own_table(cluster: Value, seconds: [f64; 2]) -> Measurements {
 fn a_stack_of_ones_own_is_read_from_beside_the_table() {
     let mut own = serde_json::to_value(stack("h100-megatron").unwrap()).unwrap();
     own["gemm_efficiency"]["value"] = json!(0.3);
-    let read = |file: &str| if file == "mine.json" { Ok(own.to_string()) } else { no_files(file) };
+    let read = |file: &str| if file == "mine.json" { Ok(own.to_string()) } else { beside(file) };
     let times = |stack: &str| {
         let rows = own_table(json!({ "preset": "dgx-h100", "stack": stack }), [1.0; 2]).prepare(&read)?;
         rows.iter().map(|row| row.predict().map(|p| p.step_seconds)).collect::<Result<Vec<f64>, _>>()
@@ -140,9 +161,9 @@ fn a_fit_finds_what_the_measurements_were_made_with() {
     let mut made_with = known.clone();
     made_with.gemm_efficiency.value = 0.52;
     let cluster = json!({ "preset": "dgx-h100" });
-    let rows = own_table(cluster.clone(), [1.0; 2]).prepare(&no_files).unwrap();
+    let rows = own_table(cluster.clone(), [1.0; 2]).prepare(&beside).unwrap();
     let seconds = [0, 1].map(|i: usize| rows[i].predict_with(&made_with).unwrap().step_seconds);
-    let rows = own_table(cluster, seconds).prepare(&no_files).unwrap();
+    let rows = own_table(cluster, seconds).prepare(&beside).unwrap();
     let fitted = fit(&known, &["gemm_efficiency".to_owned()], &rows, 40, "mine").unwrap();
     let found = &fitted.parameters.gemm_efficiency;
     assert!((found.value / 0.52 - 1.0).abs() < 0.01, "{}", found.value);
