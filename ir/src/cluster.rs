@@ -9,7 +9,7 @@ mod sourced;
 pub use presets::{PRESETS, preset};
 pub use sourced::Sourced;
 
-use crate::scenario::Dtype;
+use crate::scenario::{Dtype, Training};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,9 @@ pub struct Hardware {
     pub inter_node: InterNode,
     /// The software stack whose fitted parameters belong to it, unless a scenario names another.
     pub stack: String,
+    /// What `training` means where a scenario leaves it out: the switches that this software has on or off.
+    #[serde(default)]
+    pub training: Training,
 }
 
 /// A GPU.

@@ -12,7 +12,9 @@ use crate::setup::Setup;
 const MEGATRON_CLIP_GRAD: f64 = 1.0;
 
 pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mesh, faults: &mut Vec<Fault>) -> Setup {
-    let (training, parallel) = (&scenario.training, &scenario.parallel);
+    let parallel = &scenario.parallel;
+    let habits = cluster.map(|cluster| cluster.hardware.training.clone()).unwrap_or_default();
+    let training = scenario.training.or(&habits);
     let gpu = cluster.map(|cluster| &cluster.hardware.gpu);
     let dtype = training.dtype.unwrap_or(match gpu {
         Some(gpu) if gpu.peak_flops.of(Dtype::Bf16).is_some() => Dtype::Bf16,

@@ -118,3 +118,32 @@ pub struct Training {
     /// (Megatron's switch of this name, since 2022). Default true.
     pub async_tensor_model_parallel_allreduce: Option<bool>,
 }
+
+impl Training {
+    /// The same with what it leaves out taken from `base`.
+    #[must_use]
+    pub fn or(&self, base: &Self) -> Self {
+        Self {
+            global_batch_size: self.global_batch_size.or(base.global_batch_size),
+            micro_batch_size: self.micro_batch_size.or(base.micro_batch_size),
+            num_microbatches: self.num_microbatches.or(base.num_microbatches),
+            seq_length: self.seq_length.or(base.seq_length),
+            dtype: self.dtype.or(base.dtype),
+            gradient_dtype: self.gradient_dtype.or(base.gradient_dtype),
+            recompute: self.recompute.clone().or_else(|| base.recompute.clone()),
+            attention: self.attention.or(base.attention),
+            dropout: self.dropout.or(base.dropout),
+            clip_grad: self.clip_grad.or(base.clip_grad),
+            overlap_grad_reduce: self.overlap_grad_reduce.or(base.overlap_grad_reduce),
+            overlap_param_gather: self.overlap_param_gather.or(base.overlap_param_gather),
+            tp_comm_overlap: self.tp_comm_overlap.or(base.tp_comm_overlap),
+            overlap_p2p_comm: self.overlap_p2p_comm.or(base.overlap_p2p_comm),
+            cross_entropy_fusion: self.cross_entropy_fusion.or(base.cross_entropy_fusion),
+            masked_softmax_fusion: self.masked_softmax_fusion.or(base.masked_softmax_fusion),
+            gradient_accumulation_fusion: self.gradient_accumulation_fusion.or(base.gradient_accumulation_fusion),
+            async_tensor_model_parallel_allreduce: self
+                .async_tensor_model_parallel_allreduce
+                .or(base.async_tensor_model_parallel_allreduce),
+        }
+    }
+}

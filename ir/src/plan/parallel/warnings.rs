@@ -61,19 +61,20 @@ fn kernels(facts: &Facts<'_>, warnings: &mut Vec<String>) {
 }
 
 fn overlaps(facts: &Facts<'_>, warnings: &mut Vec<String>) {
-    let (setup, mesh) = (facts.setup, facts.mesh);
+    // What is on by the habit of the cluster's software needs no word.
+    let (setup, mesh, written) = (facts.setup, facts.mesh, &facts.scenario.training);
     let without_sharding = !(setup.megatron_sequence_parallel && mesh.tensor > 1);
     for (on, missing, knob, needs) in [
-        (setup.overlap_param_gather, setup.zero_stage == 0, "overlap_param_gather", "ZeRO 1 or more"),
-        (setup.tp_comm_overlap, without_sharding, "tp_comm_overlap", "Megatron's sequence parallelism"),
+        (written.overlap_param_gather, setup.zero_stage == 0, "overlap_param_gather", "ZeRO 1 or more"),
+        (written.tp_comm_overlap, without_sharding, "tp_comm_overlap", "Megatron's sequence parallelism"),
         (
-            setup.overlap_grad_reduce,
+            written.overlap_grad_reduce,
             mesh.group_size(Group::DataContext) == 1,
             "overlap_grad_reduce",
             "more than one replica",
         ),
     ] {
-        if on && missing {
+        if on == Some(true) && missing {
             warnings.push(format!("training.{knob} needs {needs} and changes nothing here"));
         }
     }
