@@ -1,7 +1,7 @@
 //! What must not get lost: bytes, floating-point operations, memory, and time between the ways to simulate one plan.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use pipewright::ir::breakdown::{Breakdown, Part};
+use pipewright::ir::breakdown::{Breakdown, Part, Steps};
 use pipewright::ir::communication::{MessageKind, Network, traffic};
 use pipewright::ir::flops::{self, Flops, Throughput};
 use pipewright::ir::ids::Rank;
@@ -72,7 +72,8 @@ impl Case {
     }
 
     fn breakdown(&self) -> Breakdown {
-        Breakdown::of(&self.cut, &self.at_segments(), &self.whole, Some(&self.programs))
+        let steps = Steps { programs: &self.programs, times: &self.cost.steps };
+        Breakdown::of(&self.cut, &self.at_segments(), &self.whole, Some(&steps))
     }
 
     fn named(&self) -> String {
@@ -406,6 +407,20 @@ fn the_parts_of_a_step_sum_to_it_on_every_rank() {
                 .sum();
             assert!((idle - rank.idle).abs() < 1e-9 * breakdown.makespan, "{}", case.named());
         }
+    }
+}
+
+/// Backward of a run with several phases is shared out: matrices take as long for inputs as for weights, and forward again
+/// as long as forward.
+#[test]
+fn runs_are_shared_out_by_their_phases() {
+    let plan = plans(&sizes(1, 1, 1, 1), r#", "recompute": "full""#, r#"["1f1b"]"#).remove(0);
+    let parts = Case::new(plan).breakdown().mean();
+    let [forward, again, input, weight] =
+        [Part::Forward, Part::Recompute, Part::BackwardInput, Part::BackwardWeight].map(|part| parts.get(part));
+    assert_eq!(parts.get(Part::Backward), 0.0);
+    for (time, least, most) in [(again, 0.6, 1.0), (input, 0.8, 2.0), (weight, 0.5, 1.2)] {
+        assert!((least..most).contains(&(time / forward)), "{forward} {again} {input} {weight}");
     }
 }
 

@@ -14,7 +14,7 @@ use crate::explain::{Cause, Causes, Explanation};
 use crate::ids::{Rank, TaskId};
 use crate::mesh::Axis;
 use crate::schedule::Schedule;
-use crate::segments::{Phase, Programs};
+use crate::segments::{Body, Phase, Programs, Step};
 use crate::task::{Dep, Lane, Task};
 use crate::timeline::{Span, Timeline};
 use petgraph::Direction;
@@ -94,17 +94,47 @@ impl Part {
         Part::ALL.iter().position(|part| *part == self).unwrap_or(0)
     }
 
-    /// What a compute task does.
-    fn of(task: &Task, programs: Option<&Programs>) -> Self {
-        let phase = task.step.program.and_then(|step| programs?.step(step)).map(|step| step.phase);
-        match (task.action.op, phase) {
+    /// What a phase of an action is.
+    fn of(op: Op, phase: Option<Phase>) -> Self {
+        match (op, phase) {
             (_, Some(Phase::Recompute)) => Part::Recompute,
+            (_, Some(Phase::Input)) => Part::BackwardInput,
+            (_, Some(Phase::Weight)) => Part::BackwardWeight,
             (Op::Forward, _) => Part::Forward,
             (Op::FullBackward, _) => Part::Backward,
             (Op::BackwardInput, _) => Part::BackwardInput,
             (Op::BackwardWeight, _) => Part::BackwardWeight,
             _ => Part::Optimizer,
         }
+    }
+}
+
+/// What the steps of a schedule at the detail of segments are, and how long each takes: a run of several phases is shared
+/// out by them.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps<'a> {
+    /// The programs that the schedule was cut by.
+    pub programs: &'a Programs,
+    /// Times of [`Programs::steps`] \[s\].
+    pub times: &'a [f64],
+}
+
+impl Steps<'_> {
+    /// The shares of phases in a step of the table.
+    fn shares(&self, step: u32) -> Vec<(Phase, f64)> {
+        let mut shares: Vec<(Phase, f64)> = Vec::new();
+        let Some(Step { body, phase, .. }) = self.programs.step(step) else { return shares };
+        let Body::Run(parts) = body else { return vec![(*phase, 1.0)] };
+        let time = |step: &u32| self.times.get(*step as usize).copied().unwrap_or(0.0);
+        let all: f64 = parts.iter().map(time).sum();
+        for (phase, part) in parts.iter().filter_map(|part| Some((self.programs.step(*part)?.phase, part))) {
+            let share = if all > 0.0 { time(part) / all } else { 1.0 / parts.len() as f64 };
+            match shares.iter_mut().find(|(known, _)| *known == phase) {
+                Some((_, sum)) => *sum += share,
+                None => shares.push((phase, share)),
+            }
+        }
+        shares
     }
 }
 
@@ -125,6 +155,14 @@ impl Parts {
 
     fn add(&mut self, part: Part, time: f64) {
         self.0[part.index()] += time;
+    }
+
+    /// The time of a compute task, by the phases that it has.
+    fn compute(&mut self, op: Op, shares: &[(Phase, f64)], time: f64) {
+        if shares.is_empty() {
+            self.add(Part::of(op, None), time);
+        }
+        shares.iter().for_each(|(phase, share)| self.add(Part::of(op, Some(*phase)), time * share));
     }
 
     /// The mean over several ranks.
@@ -172,8 +210,13 @@ impl Breakdown {
     pub const AXES: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Pipeline, Axis::Data];
 
     /// Takes a timeline of one step apart. `schedule` is at any detail, `whole` the same at that of stages, from which it
-    /// was cut; `programs` say what the steps are.
-    pub fn of(schedule: &Schedule, timeline: &Timeline, whole: &Schedule, programs: Option<&Programs>) -> Self {
+    /// was cut by `steps`.
+    pub fn of(schedule: &Schedule, timeline: &Timeline, whole: &Schedule, steps: Option<&Steps<'_>>) -> Self {
+        let table = steps.map_or(0, |steps| steps.programs.steps.len());
+        let shares: Vec<Vec<(Phase, f64)>> =
+            (0..table).map(|step| steps.map_or_else(Vec::new, |steps| steps.shares(TaskId::at(step).0))).collect();
+        let shares_of =
+            |task: &Task| task.step.program.and_then(|step| shares.get(step as usize)).map_or(&[][..], Vec::as_slice);
         let ranges = ranges(schedule, whole);
         let coarse = coarse(schedule, timeline, &ranges);
         let explanation = Explanation::of(whole, &coarse);
@@ -195,12 +238,12 @@ impl Breakdown {
             let mut waits = explanation.waits.iter().filter(|wait| wait.rank == rank).peekable();
             let mut free = zero;
             for (action, _) in whole.program(rank).filter(|(_, task)| task.lane == Lane::Compute) {
-                let steps = ranges[action.index()].clone().map(TaskId);
+                let tasks = ranges[action.index()].clone().map(TaskId);
                 let mut wait = waits.next_if(|wait| wait.task == Some(action)).map(|wait| wait.causes);
                 let mut first = true;
-                for (id, task) in steps.map(|id| (id, schedule.task(id))).filter(|(_, t)| t.lane == Lane::Compute) {
+                for (id, task) in tasks.map(|id| (id, schedule.task(id))).filter(|(_, t)| t.lane == Lane::Compute) {
                     let span = timeline.span(0, id);
-                    taking.parts.add(Part::of(task, programs), span.duration());
+                    taking.parts.compute(task.action.op, shares_of(task), span.duration());
                     if span.start > free {
                         let gap = Span { start: free, end: span.start };
                         let own = exposed(schedule, timeline, id, gap);

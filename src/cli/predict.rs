@@ -31,6 +31,8 @@ pub(crate) struct Predicted {
     pub(crate) lower_bound: Option<f64>,
     /// How fast a step is; `None` where costs are not those of a model on a cluster.
     pub(crate) throughput: Option<Throughput>,
+    /// At the detail of segments: times of the steps of the programs \[s\].
+    pub(crate) step_times: Vec<f64>,
     /// Where every device was simulated, each of them, in the order of its number.
     pub(crate) devices: Vec<Device>,
 }
@@ -183,7 +185,7 @@ impl Costs {
         let whole = sound(plan, &self.workload(plan))?;
         let (unit, table, analytic, segment, programs);
         let mut cut = None;
-        let mut throughput = None;
+        let (mut throughput, mut step_times) = (None, Vec::new());
         let cost: &dyn CostModel = match self {
             Costs::Unit(costs) => {
                 unit = UnitCost::new(costs, &whole);
@@ -209,6 +211,7 @@ impl Costs {
                 if fineness.segments {
                     segment = SegmentCost::new(&analytic, &programs);
                     cut = Some(whole.segmented(&programs));
+                    step_times.clone_from(&analytic.steps);
                     &segment
                 } else {
                     &analytic
@@ -245,7 +248,7 @@ impl Costs {
         let lower_bound = self.lower_bound(plan, &options);
         let step_seconds = metrics.makespan / options.steps.max(1) as f64;
         let throughput = throughput.map(|throughput| Throughput { step_seconds, ..throughput });
-        Ok(Predicted { schedule, timeline, metrics, lower_bound, throughput, devices })
+        Ok(Predicted { schedule, timeline, metrics, lower_bound, throughput, step_times, devices })
     }
 
     /// The bound is on one step of one pipe of whole microbatches whose tasks run one after another.

@@ -5,7 +5,7 @@ use super::failure::Failure;
 use super::predict::{Costs, Fineness, assume, options, sends, sound};
 use super::simulate::{folded, headline, save};
 use super::{exit, load, output};
-use pipewright::ir::breakdown::Breakdown;
+use pipewright::ir::breakdown::{Breakdown, Steps};
 use pipewright::ir::communication::{Network, traffic};
 use pipewright::report::step::{Answer, Facts, StepReport};
 use pipewright::report::step_plot;
@@ -25,7 +25,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<u8, Failure> {
         let predicted = costs.predict_at(plan, &options, sends(&loaded), fineness)?;
         let whole = sound(plan, &costs.workload(plan))?;
         let programs = plan.programs().filter(|_| segments);
-        let breakdown = Breakdown::of(&predicted.schedule, &predicted.timeline, &whole, programs.as_ref());
+        let steps = programs.as_ref().map(|programs| Steps { programs, times: &predicted.step_times });
+        let breakdown = Breakdown::of(&predicted.schedule, &predicted.timeline, &whole, steps.as_ref());
         let gpus_per_node = plan.cluster.as_ref().map_or(u32::MAX, |cluster| cluster.gpus_per_node());
         let network = Network { mesh: &plan.mesh, setup: &plan.setup, gpus_per_node };
         let traffic = traffic(&predicted.schedule, &network);

@@ -47,7 +47,9 @@ impl Runs {
             let awaits = awaited.iter().any(|at| *at <= place);
             awaited.retain(|at| *at > place);
             if step.collective().is_some() {
-                let joined = place.checked_add(placed.joined_after as usize).filter(|at| *at < list.len());
+                // Behind the last step whatever follows the list waits for it.
+                let joined = (placed.joined_after != Placed::NEVER)
+                    .then(|| place.saturating_add(placed.joined_after as usize).min(list.len()));
                 awaited.extend(joined);
                 moved[place] = merged.len();
                 merged.push(Merged::Message { placed, joined });
@@ -83,7 +85,7 @@ impl Runs {
             }
             Merged::Message { placed, joined } => {
                 let to = joined.map_or(Placed::NEVER, |joined| number(moved[joined].saturating_sub(at)));
-                Placed { joined_after: if placed.joined_after == Placed::NEVER { Placed::NEVER } else { to }, ..placed }
+                Placed { joined_after: to, ..placed }
             }
         });
         (new.collect(), ends.into_iter().map(number).collect())
