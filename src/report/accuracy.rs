@@ -108,7 +108,9 @@ fn percent(error: f64) -> String {
 }
 
 fn signed(error: f64) -> String {
-    format!("{:+.1}", error * 100.0)
+    // No minus before what rounds to zero.
+    let tenths = (error * 1000.0).round() / 10.0 + 0.0;
+    format!("{tenths:+.1}")
 }
 
 impl Quantity<'_> {
@@ -187,7 +189,9 @@ pub fn markdown(tables: &[Accuracy]) -> String {
         let m = &q.table.measurements;
         page.push_str(&format!("\n### {}, {}\n\n", m.name, q.name));
         page.push_str(&format!("Source: {}.\n\nStack: {}.\n", m.source.trim_end_matches('.'), q.stacks()));
-        for (head, words) in [("Conventions", &m.conventions), ("Held out", &m.held_out), ("Known misses", &m.known_misses)] {
+        for (head, words) in
+            [("Conventions", &m.conventions), ("Held out", &m.held_out), ("Known misses", &m.known_misses)]
+        {
             if !words.is_empty() {
                 page.push_str(&format!("\n{head}: {words}\n"));
             }
