@@ -41,6 +41,9 @@ pub struct Measurements {
     /// What had to be decided to turn a row into a scenario.
     #[serde(default)]
     pub conventions: String,
+    /// Errors of rows that the fit did not see, where somebody has tried.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub held_out: String,
     /// Where predictions are far off, and what is known of why.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub known_misses: String,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How far a table may be off: mean and largest error.
+/// How far a table may be off.
 struct Target {
     /// Its file in tests/published.
     file: &'static str,
@@ -16,40 +16,40 @@ struct Target {
     step_times: Option<[f64; 2]>,
     /// Mean and largest error of bubble rates, as differences.
     bubble_rates: Option<[f64; 2]>,
-    /// Why the largest error may be larger than twelve hundredths; empty where it may not.
-    reason: &'static str,
+    /// Why the largest error is larger than it should be; empty where it is not.
+    missed: &'static str,
 }
 
-const fn step_times(file: &'static str, most: [f64; 2], reason: &'static str) -> Target {
-    Target { file, step_times: Some(most), bubble_rates: None, reason }
+const fn step_times(file: &'static str, most: [f64; 2], missed: &'static str) -> Target {
+    Target { file, step_times: Some(most), bubble_rates: None, missed }
 }
+
+const fn bubble_rates(file: &'static str, most: [f64; 2], missed: &'static str) -> Target {
+    Target { file, step_times: None, bubble_rates: Some(most), missed }
+}
+
+/// The largest error that needs no reason.
+const LARGEST: f64 = 0.12;
+/// The same of a bubble rate: half a point.
+const LARGEST_BUBBLE: f64 = 0.005;
 
 const TARGETS: &[Target] = &[
-    step_times(
-        "bloom-topology.json",
-        [0.1, 0.25],
-        "three shapes that run fast elsewhere in the table: see known_misses",
+    step_times("bloom-topology.json", [0.10, 0.25], "three rows of early runs are slower than their neighbours"),
+    step_times("korthikanti-table5.json", [0.05, LARGEST], ""),
+    step_times("megatron-core-h100-weak-scaling.json", [0.05, LARGEST], ""),
+    step_times("megatron-sc21-table1.json", [0.05, LARGEST], ""),
+    step_times("megatron-sc21-table2.json", [0.05, LARGEST], ""),
+    step_times("mosaic-mpt-fsdp-a100.json", [0.08, 0.24], "760m 512 and 70b x64, next to full memory or disturbed"),
+    step_times("mosaic-mpt-fsdp-h100.json", [0.08, 0.22], "30b 8192, next to full memory"),
+    step_times("simumax-b200-measured.json", [0.05, LARGEST], ""),
+    step_times("vtrain-multi-node.json", [0.08, 0.48], "rows that are not monotonic, and one next to full memory"),
+    bubble_rates(
+        "zero-bubble-bubble-rates.json",
+        [0.005, 0.02],
+        "ZB-2p, ZB-V and ZB-H2 with few microbatches, not understood",
     ),
-    step_times("korthikanti-table5.json", [0.05, 0.12], ""),
-    step_times("megatron-core-h100-weak-scaling.json", [0.05, 0.12], ""),
-    step_times("megatron-sc21-table1.json", [0.05, 0.12], ""),
-    step_times("megatron-sc21-table2.json", [0.05, 0.12], ""),
-    step_times("mosaic-mpt-fsdp-a100.json", [0.08, 0.24], "760m 512 and 70b x64 are 23 % off: see known_misses"),
-    step_times("mosaic-mpt-fsdp-h100.json", [0.08, 0.22], "30b 8192 is 21 % off: see known_misses"),
-    step_times("simumax-b200-measured.json", [0.05, 0.12], ""),
-    step_times(
-        "vtrain-multi-node.json",
-        [0.08, 0.48],
-        "runs that are not monotonic in the microbatch: see known_misses",
-    ),
-    Target {
-        file: "zero-bubble-bubble-rates.json",
-        step_times: None,
-        bubble_rates: Some([0.005, 0.019]),
-        reason: "ZB-2p and ZB-V of few microbatches: see known_misses",
-    },
-    step_times("zero-bubble-table4.json", [0.06, 0.12], ""),
-    step_times("zero-bubble-table6.json", [0.06, 0.12], ""),
+    step_times("zero-bubble-table4.json", [0.06, LARGEST], ""),
+    step_times("zero-bubble-table6.json", [0.06, LARGEST], ""),
 ];
 
 fn folder() -> PathBuf {
@@ -67,8 +67,9 @@ fn table(file: &str) -> Measurements {
     serde_json::from_str(&std::fs::read_to_string(folder().join(file)).unwrap()).unwrap()
 }
 
+/// Files that a table names lie beside it.
 fn beside(file: &str) -> Result<String, String> {
-    std::fs::read_to_string(folder().join(file)).map_err(|e| e.to_string())
+    std::fs::read_to_string(folder().join(file)).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -87,8 +88,9 @@ fn published_measurements_are_predicted_as_well_as_promised() {
         };
         hold(&accuracy.step_times, target.step_times, "step times");
         hold(&accuracy.bubble_rates, target.bubble_rates, "bubble rates");
-        let missed = target.step_times.is_some_and(|[_, max]| max > 0.12) || target.bubble_rates.is_some();
-        assert_eq!(missed, !target.reason.is_empty(), "{}: a miss has a reason", target.file);
+        let too_large = |most: Option<[f64; 2]>, largest: f64| most.is_some_and(|[_, max]| max > largest);
+        let missed = too_large(target.step_times, LARGEST) || too_large(target.bubble_rates, LARGEST_BUBBLE);
+        assert_eq!(missed, !target.missed.is_empty(), "{}: a miss has a reason", target.file);
         assert!(!missed || !accuracy.measurements.known_misses.is_empty(), "{}: users are told of misses", target.file);
     }
 }

@@ -108,7 +108,9 @@ fn percent(error: f64) -> String {
 }
 
 fn signed(error: f64) -> String {
-    format!("{:+.1}", error * 100.0)
+    // No minus before what rounds to zero.
+    let tenths = (error * 1000.0).round() / 10.0 + 0.0;
+    format!("{tenths:+.1}")
 }
 
 impl Quantity<'_> {
@@ -160,8 +162,8 @@ Error = predicted / measured - 1. *Mean* and *max* are of absolute errors, *bias
 compared by their difference, in points.
 
 What is fitted are a few numbers for each pair of GPU and software stack, never a row or a table's correction. Most rows
-were also used to fit, so expect somewhat more on your cluster: leaving out one group of rows and fitting on the others
-makes the mean error half again to twice as large. A published step time also has the noise of one run.
+were also used to fit, so expect more on your cluster: what stands below as *held out* says how far off rows are that a
+fit did not see. A published step time also has the noise of one run.
 
 ## Your own cluster
 
@@ -187,7 +189,9 @@ pub fn markdown(tables: &[Accuracy]) -> String {
         let m = &q.table.measurements;
         page.push_str(&format!("\n### {}, {}\n\n", m.name, q.name));
         page.push_str(&format!("Source: {}.\n\nStack: {}.\n", m.source.trim_end_matches('.'), q.stacks()));
-        for (head, words) in [("Conventions", &m.conventions), ("Known misses", &m.known_misses)] {
+        for (head, words) in
+            [("Conventions", &m.conventions), ("Held out", &m.held_out), ("Known misses", &m.known_misses)]
+        {
             if !words.is_empty() {
                 page.push_str(&format!("\n{head}: {words}\n"));
             }
