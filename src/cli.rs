@@ -12,6 +12,7 @@ pub(crate) mod exit;
 mod explain;
 mod failure;
 mod fit;
+mod fits;
 mod list;
 mod load;
 mod locate;

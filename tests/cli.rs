@@ -67,7 +67,7 @@ fn simulate_answers_with_the_names_that_scripts_rely_on() {
     }
     assert_eq!(rank["peak_activations"], 4.0);
     assert_eq!(rank["peak_memory_bytes"], 0);
-    for class in ["parameters", "gradients", "optimizer", "activations", "logits", "buffers"] {
+    for class in ["parameters", "gradients", "optimizer", "activations", "logits", "buffers", "overhead"] {
         assert_eq!(rank["memory_at_peak"][class], 0);
     }
     assert_eq!(answer["runs"][2]["makespan"], 28.5);

@@ -260,6 +260,10 @@ pub(crate) struct SimulateArgs {
     /// Simulate every device of the mesh, not one of equal replicas
     #[arg(long, conflicts_with = "cores")]
     pub(crate) full: bool,
+    /// Also say whether each plan fits in the memory of its GPUs, why the heaviest rank is, and what would help; exit
+    /// code 1 if one does not
+    #[arg(long)]
+    pub(crate) fits: bool,
     /// Write a Chrome trace, to open in Perfetto; with several schedules one file each
     #[arg(long, value_name = "OUT.json")]
     pub(crate) trace: Option<PathBuf>,

@@ -5,6 +5,7 @@ use super::failure::Failure;
 use super::load::Loaded;
 use pipewright::ir::cost_table::CostTable;
 use pipewright::ir::flops::Throughput;
+use pipewright::ir::footprint::MemoryParameters;
 use pipewright::ir::memory;
 use pipewright::ir::mesh::Axis;
 use pipewright::ir::metrics::Metrics;
@@ -111,11 +112,19 @@ impl Costs {
         match self {
             Costs::Unit(_) => Workload::abstract_stages(plan.placement().stages()),
             Costs::Table(table) => workload_of(table, plan),
-            Costs::Analytic(stacks) => {
-                let stack = stacks.get(stack_name(plan)).and_then(Parameters::memory_stack);
+            Costs::Analytic(_) => {
+                let stack = self.memory_stack(plan);
                 let sized = plan.programs().zip(stack).map(|(programs, stack)| plan.workload(&programs, &stack));
                 sized.unwrap_or_else(|| Workload::abstract_stages(plan.placement().stages()))
             }
+        }
+    }
+
+    /// How the software stack of a plan uses memory, where costs are analytic.
+    pub(crate) fn memory_stack(&self, plan: &Plan) -> Option<MemoryParameters> {
+        match self {
+            Costs::Analytic(stacks) => stacks.get(stack_name(plan)).and_then(Parameters::memory_stack),
+            Costs::Unit(_) | Costs::Table(_) => None,
         }
     }
 

@@ -4,7 +4,7 @@ use super::args::{Detail, SimulateArgs};
 use super::failure::Failure;
 use super::load::Loaded;
 use super::predict::{self, Costs, Device, Fineness, Predicted, assume};
-use super::{exit, load, output};
+use super::{exit, fits, load, output};
 use pipewright::ir::flops::Throughput;
 use pipewright::ir::memory::total as memory_total;
 use pipewright::ir::mesh::Axis;
@@ -31,17 +31,21 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
     let fineness = Fineness { segments: args.detail == Detail::Segment, full: args.full };
     refuse(&costs, fineness)?;
     let predictions = costs.predict_all_at(&loaded, &options, fineness)?;
+    let fits = if args.fits { fits::answers(&loaded, &costs, &predictions) } else { Vec::new() };
     if args.json {
-        output::json(&simulation(&loaded, &costs, &predictions, options.steps))?;
+        let mut answer = simulation(&loaded, &costs, &predictions, options.steps);
+        answer.runs.iter_mut().zip(&fits).for_each(|(run, fits)| run.fits.clone_from(fits));
+        output::json(&answer)?;
     } else {
         let mut text = text(&loaded, &costs, &predictions, &options);
+        text.push_str(&fits::text(&loaded, &fits));
         for (plan, predicted) in loaded.plans.iter().zip(&predictions) {
             text.push_str(&every_device(plan, predicted));
         }
         output::result(&text)?;
     }
     write_pictures(args, &loaded, &costs, &predictions)?;
-    Ok(exit::FINE)
+    Ok(if fits.iter().flatten().all(|answer| answer.fits) { exit::FINE } else { exit::NO })
 }
 
 /// Segments and replicas are those of a model on a cluster.

@@ -55,6 +55,9 @@ pub struct RunRow {
     pub message_bytes: u64,
     /// Whether no other schedule of the answer is better in time or peak memory and not worse in the other.
     pub pareto: bool,
+    /// Whether it fits in the memory of its devices, where `--fits` asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fits: Option<FitsRow>,
     /// One entry a rank.
     pub ranks: Vec<RankRow>,
     /// How fast a step is, where costs are those of a model on a cluster.
@@ -114,6 +117,23 @@ pub struct DeviceRow {
     pub peak_memory_bytes: u64,
 }
 
+/// Whether a plan fits in the memory of its devices.
+#[derive(Clone, Debug, Serialize)]
+pub struct FitsRow {
+    /// Whether every rank does.
+    pub fits: bool,
+    /// Memory of a device \[B\].
+    pub capacity_bytes: u64,
+    /// What is left on each rank, negative where it does not fit \[B\].
+    pub margin_bytes: Vec<i64>,
+    /// The answer in words.
+    pub answer: String,
+    /// Why the heaviest rank is.
+    pub why: String,
+    /// The nearest knobs that would make it fit.
+    pub nearest: Vec<String>,
+}
+
 /// One rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankRow {
@@ -159,6 +179,7 @@ impl RunRow {
             speed: None,
             devices: None,
             measured: None,
+            fits: None,
         }
     }
 }
