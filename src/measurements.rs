@@ -83,6 +83,26 @@ pub enum MeasurementError {
         /// What is wrong.
         message: String,
     },
+    /// There is no such number to fit.
+    #[error("`{name}` is no number above 0 of the software stack {stack}; those are {known}")]
+    Parameter {
+        /// The parameter.
+        name: String,
+        /// The stack.
+        stack: String,
+        /// What can be fitted.
+        known: String,
+    },
+}
+
+impl MeasurementError {
+    /// What helps.
+    pub fn help(&self) -> &'static str {
+        match self {
+            MeasurementError::Row { .. } => "a row is the file's scenario with the knobs of its `set`",
+            MeasurementError::Parameter { .. } => "separate names by commas; a + between two fits one factor for both",
+        }
+    }
 }
 
 /// A row as a plan that can be predicted again and again.

@@ -3,10 +3,12 @@
 
 use pipewright::ir::cluster;
 use pipewright::measurements::{Accuracy, Errors, Measurements, fit};
+use pipewright::report::accuracy::markdown;
 use pipewright::sim::cost::analytic::{STACKS, stack};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 /// How far a table may be off.
 struct Target {
@@ -45,8 +47,8 @@ const TARGETS: &[Target] = &[
     step_times("vtrain-multi-node.json", [0.08, 0.48], "rows that are not monotonic, and one next to full memory"),
     bubble_rates(
         "zero-bubble-bubble-rates.json",
-        [0.005, 0.02],
-        "ZB-2p, ZB-V and ZB-H2 with few microbatches, not understood",
+        [0.005, 0.019],
+        "ZB-2p of 1.5B, ZB-V of few microbatches: other orders",
     ),
     step_times("zero-bubble-table4.json", [0.06, LARGEST], ""),
     step_times("zero-bubble-table6.json", [0.06, LARGEST], ""),
@@ -63,23 +65,30 @@ fn files() -> Vec<String> {
     names
 }
 
-fn table(file: &str) -> Measurements {
-    serde_json::from_str(&std::fs::read_to_string(folder().join(file)).unwrap()).unwrap()
-}
+/// All tables, predicted once: schedules that are searched for take their time.
+static TABLES: LazyLock<Vec<Accuracy>> = LazyLock::new(|| {
+    let table = |file: &String| {
+        let measurements: Measurements = serde_json::from_str(&beside(file).unwrap()).unwrap();
+        let rows = measurements.prepare(&beside).unwrap();
+        Accuracy::of(measurements, &rows).unwrap()
+    };
+    files().iter().map(table).collect()
+});
 
 /// Files that a table names lie beside it.
 fn beside(file: &str) -> Result<String, String> {
     std::fs::read_to_string(folder().join(file)).map_err(|error| error.to_string())
 }
 
+fn no_files(file: &str) -> Result<String, String> {
+    Err(format!("no file {file}"))
+}
+
 #[test]
 fn published_measurements_are_predicted_as_well_as_promised() {
     let named: Vec<&str> = TARGETS.iter().map(|target| target.file).collect();
     assert_eq!(files(), named, "every table has a target");
-    for target in TARGETS {
-        let measurements = table(target.file);
-        let rows = measurements.prepare(&beside).unwrap();
-        let accuracy = Accuracy::of(measurements, &rows).unwrap();
+    for (target, accuracy) in TARGETS.iter().zip(TABLES.iter()) {
         let hold = |errors: &Option<Errors>, most: Option<[f64; 2]>, what: &str| {
             assert_eq!(errors.is_some(), most.is_some(), "{}: {what}", target.file);
             let (Some(errors), Some([mean, max])) = (errors, most) else { return };
@@ -97,17 +106,44 @@ fn published_measurements_are_predicted_as_well_as_promised() {
 
 #[test]
 fn the_page_is_what_the_tool_says() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pipewright"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["accuracy", "--markdown"]);
-    let output = command.args(files().iter().map(|file| format!("tests/published/{file}"))).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/accuracy.md")).unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
+    let said = markdown(&TABLES);
     let differs = said.lines().zip(page.lines()).find(|(said, page)| said != page);
     assert!(
         said == page,
         "pipewright accuracy --markdown tests/published/*.json > docs/accuracy.md; first difference: {differs:?}"
     );
+}
+
+#[test]
+fn the_verbs_answer_in_json_and_refuse_what_is_no_table() {
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pipewright"));
+        let output = command.current_dir(folder()).args(args).output().unwrap();
+        (output.status.code(), [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()))
+    };
+    let table = "megatron-core-h100-weak-scaling.json";
+    let (code, [said, _]) = run(&["accuracy", table, "--json", "--stack", "b200-megatron"]);
+    let answer: Value = serde_json::from_str(&said).unwrap();
+    let errors = &answer["tables"][0]["step_seconds"];
+    assert_eq!(
+        (code, answer["tables"][0]["stacks"][0].as_str(), errors["counted"].as_u64()),
+        (Some(0), Some("b200-megatron"), Some(6))
+    );
+    let (code, [said, _]) = run(&["fit", table, "--parameters", "launch,tile_128+tile_64", "--rounds", "3"]);
+    let stack: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, stack["name"].as_str()), (Some(0), Some("h100-megatron")));
+    assert_eq!(stack["tile_64"]["source"], "fitted on Megatron-core on H100: weak scaling");
+    for (args, words) in [
+        (["accuracy", "clusters/zero-bubble-one-network.json", "--json"], "cannot read a table of measurements"),
+        (["fit", table, "--parameters=speed"], "`speed` is no number above 0 of the software stack h100-megatron"),
+        (["accuracy", table, "--stack=x"], "no parameters are known for the software stack `x`"),
+    ] {
+        let (code, [_, told]) = run(&args);
+        let told = told.split_whitespace().collect::<Vec<_>>().join(" ").replace(" | ", " ");
+        assert_eq!(code, Some(2), "{told}");
+        assert!(told.contains(words), "{told}");
+    }
 }
 
 #[test]
@@ -120,14 +156,16 @@ fn every_cluster_names_a_stack_and_every_number_a_source() {
         let parameters = stack(name).unwrap();
         assert_eq!(parameters.name, *name);
         for (key, number) in serde_json::to_value(&parameters).unwrap().as_object().unwrap() {
-            let sourced = number.is_string() || number["source"].as_str().is_some_and(|source| !source.is_empty());
+            let sourced = number.is_string()
+                || number.is_boolean()
+                || number["source"].as_str().is_some_and(|source| !source.is_empty());
             assert!(sourced, "{name}: {key} has no source");
         }
     }
 }
 
 /// Two runs of a small model, one of them on twice as many GPUs, as a table.
-fn own_table(cluster: Value, seconds: [f64; 2]) -> Measurements {
+fn own_table(cluster: &Value, seconds: [f64; 2]) -> Measurements {
     let row = |name: &str, data: u32, seconds: f64| json!({ "name": name, "set": { "parallel.data_parallel_size": data }, "step_seconds": seconds });
     serde_json::from_value(json!({
         "schema_version": 1, "name": "mine", "source": "my runs",
@@ -144,9 +182,9 @@ fn own_table(cluster: Value, seconds: [f64; 2]) -> Measurements {
 fn a_stack_of_ones_own_is_read_from_beside_the_table() {
     let mut own = serde_json::to_value(stack("h100-megatron").unwrap()).unwrap();
     own["gemm_efficiency"]["value"] = json!(0.3);
-    let read = |file: &str| if file == "mine.json" { Ok(own.to_string()) } else { beside(file) };
+    let read = |file: &str| if file == "mine.json" { Ok(own.to_string()) } else { no_files(file) };
     let times = |stack: &str| {
-        let rows = own_table(json!({ "preset": "dgx-h100", "stack": stack }), [1.0; 2]).prepare(&read)?;
+        let rows = own_table(&json!({ "preset": "dgx-h100", "stack": stack }), [1.0; 2]).prepare(&read)?;
         rows.iter().map(|row| row.predict().map(|p| p.step_seconds)).collect::<Result<Vec<f64>, _>>()
     };
     let (known, own) = (times("h100-megatron").unwrap(), times("mine.json").unwrap());
@@ -163,9 +201,9 @@ fn a_fit_finds_what_the_measurements_were_made_with() {
     let mut made_with = known.clone();
     made_with.gemm_efficiency.value = 0.52;
     let cluster = json!({ "preset": "dgx-h100" });
-    let rows = own_table(cluster.clone(), [1.0; 2]).prepare(&beside).unwrap();
+    let rows = own_table(&cluster, [1.0; 2]).prepare(&no_files).unwrap();
     let seconds = [0, 1].map(|i: usize| rows[i].predict_with(&made_with).unwrap().step_seconds);
-    let rows = own_table(cluster, seconds).prepare(&beside).unwrap();
+    let rows = own_table(&cluster, seconds).prepare(&no_files).unwrap();
     let fitted = fit(&known, &["gemm_efficiency".to_owned()], &rows, 40, "mine").unwrap();
     let found = &fitted.parameters.gemm_efficiency;
     assert!((found.value / 0.52 - 1.0).abs() < 0.01, "{}", found.value);

@@ -60,6 +60,5 @@ fn parse<T: serde::de::DeserializeOwned>(file: &Path, what: &str) -> Result<T, F
 
 /// A row of a file that cannot be predicted.
 pub(crate) fn at(file: &Path, error: &MeasurementError) -> Failure {
-    let help = "a row is the file's scenario with the knobs of its `set`";
-    Failure::Usage { message: format!("{}: {error}", file.display()), help: help.to_owned() }
+    Failure::Usage { message: format!("{}: {error}", file.display()), help: error.help().to_owned() }
 }

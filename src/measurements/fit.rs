@@ -37,7 +37,7 @@ pub fn fit(
     let members = names.iter().enumerate().flat_map(|(i, joined)| joined.split('+').map(move |name| (i, name)));
     let members = members.map(|(i, name)| {
         let value = base[name]["value"].as_f64().filter(|v| *v > 0.0);
-        value.map(|value| (i, name, value)).ok_or_else(|| fail(name, "is no parameter above 0".to_owned()))
+        value.map(|value| (i, name, value)).ok_or_else(|| unknown(start, &base, name))
     });
     let members: Vec<(usize, &str, f64)> = members.collect::<Result<_, _>>()?;
     let at = |point: &[f64]| -> Result<Parameters, MeasurementError> {
@@ -68,6 +68,7 @@ pub fn fit(
     for (_, name, _) in &members {
         parameters[*name]["source"] = Value::from(source);
     }
+    parameters["fitted_on"] = Value::from(source);
     let parameters = serde_json::from_value(parameters).map_err(|e| fail("parameters", e.to_string()))?;
     let found = |(i, name, start): &(usize, &str, f64)| ((*name).to_owned(), [*start, rounded(start * best[*i].exp())]);
     let values = members.iter().map(found).collect();
@@ -77,6 +78,12 @@ pub fn fit(
 /// Four digits: no measurement tells more.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+fn unknown(start: &Parameters, base: &Value, name: &str) -> MeasurementError {
+    let numbers = base.as_object().into_iter().flatten().filter(|(_, number)| number["value"].as_f64() > Some(0.0));
+    let known: Vec<&str> = numbers.map(|(name, _)| name.as_str()).collect();
+    MeasurementError::Parameter { name: name.to_owned(), stack: start.name.clone(), known: known.join(", ") }
 }
 
 fn fail(row: &str, message: String) -> MeasurementError {
