@@ -6,6 +6,7 @@ mod accuracy;
 mod args;
 mod check;
 mod compare;
+mod devices;
 #[cfg(feature = "exec")]
 mod execute;
 pub(crate) mod exit;

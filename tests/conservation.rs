@@ -76,6 +76,10 @@ impl Case {
         Breakdown::of(&self.cut, &self.at_segments(), &self.whole, Some(&steps))
     }
 
+    fn network(&self, gpus_per_node: u32) -> Network<'_> {
+        Network { mesh: &self.plan.mesh, setup: &self.plan.setup, programs: Some(&self.programs), gpus_per_node }
+    }
+
     fn named(&self) -> String {
         let mesh = self.plan.mesh;
         format!("{} t{} c{} d{} p{}", self.plan.name, mesh.tensor, mesh.context, mesh.data, mesh.pipeline)
@@ -98,7 +102,33 @@ fn cases() -> Vec<Case> {
     plans.extend(with(&sizes(2, 2, 2, 2), &sequence("ulysses"), r#", "recompute": "selective""#));
     plans.extend(with(&sizes(2, 1, 4, 2), &zero(1), r#", "clip_grad": 1.0"#));
     plans.extend(with(&sizes(1, 1, 8, 1), &zero(3), ""));
+    plans.push(experts());
     plans.into_iter().map(Case::new).collect()
+}
+
+/// Mixtral 8x7B, its experts over four ranks.
+fn experts() -> Plan {
+    let text = r#"{ "schema_version": 1, "name": "experts", "cluster": { "preset": "dgx-a100-80g" },
+        "model": { "preset": "mixtral-8x7b" },
+        "parallel": { "expert_model_parallel_size": 4, "data_parallel_size": 8, "pipeline_model_parallel_size": 2 },
+        "training": { "micro_batch_size": 1, "num_microbatches": 4, "seq_length": 4096, "dtype": "bf16" },
+        "schedules": ["1f1b"] }"#;
+    let scenario = serde_json::from_str(text).unwrap();
+    plan::resolve(&scenario, &|_| Err("no files".to_owned())).unwrap().remove(0)
+}
+
+/// Gradients of experts go over the two ranks that hold the same ones, all others over the eight replicas.
+#[test]
+fn gradients_of_experts_are_summed_over_those_that_hold_them() {
+    let case = Case::new(experts());
+    let stage = &case.programs.stages[0];
+    let [experts, others] = [stage.expert_parameters, stage.parameters - stage.expert_parameters];
+    let bytes = case.plan.setup.gradient_dtype.bytes();
+    let rows = traffic(&case.cut, &case.network(8)).remove(0);
+    let all: Vec<_> = rows.iter().filter(|row| row.axis == Axis::Data).collect();
+    // Of n bytes over r ranks 2 n (r - 1) / r.
+    assert_eq!(all.iter().map(|row| row.sent).sum::<u64>(), experts * bytes + others * bytes * 7 / 4);
+    assert!(experts > 4 * others);
 }
 
 /// Bytes that each member of a group sends to each other one, worked out message by message.
@@ -145,7 +175,7 @@ fn what_a_group_sends_is_what_it_receives_and_what_the_report_says() {
 fn bytes_sent_are_bytes_received_on_every_axis() {
     let mut seen: Vec<(Axis, MessageKind)> = Vec::new();
     for case in cases() {
-        let network = Network { mesh: &case.plan.mesh, setup: &case.plan.setup, gpus_per_node: 8 };
+        let network = case.network(8);
         let mut totals: BTreeMap<(Axis, MessageKind), (u64, u64)> = BTreeMap::new();
         for row in traffic(&case.cut, &network).iter().flatten() {
             assert!(row.across_nodes <= row.sent as f64, "{} {row:?}", case.named());
@@ -164,6 +194,7 @@ fn bytes_sent_are_bytes_received_on_every_axis() {
         (Axis::Tensor, MessageKind::Collective(CollectiveKind::ReduceScatter)),
         (Axis::Context, MessageKind::Collective(CollectiveKind::Exchange)),
         (Axis::Context, MessageKind::Collective(CollectiveKind::AllToAll)),
+        (Axis::Expert, MessageKind::Collective(CollectiveKind::AllToAll)),
         (Axis::Data, MessageKind::Collective(CollectiveKind::AllReduce)),
         (Axis::Data, MessageKind::Collective(CollectiveKind::ReduceScatter)),
         (Axis::Data, MessageKind::Collective(CollectiveKind::AllGather)),
@@ -179,7 +210,7 @@ fn bytes_sent_are_bytes_received_on_every_axis() {
 #[test]
 fn a6_a_hop_carries_the_hidden_states_of_a_microbatch() {
     let case = &cases()[0];
-    let network = Network { mesh: &case.plan.mesh, setup: &case.plan.setup, gpus_per_node: 2 };
+    let network = case.network(2);
     let rows = traffic(&case.cut, &network);
     let forward = rows[0].iter().find(|row| row.kind == MessageKind::SendForward).unwrap();
     assert_eq!((forward.messages, forward.sent), (8, 8 * 2 * SEQ * GPT.1 * 2));
@@ -197,7 +228,7 @@ fn the_share_across_nodes_is_that_of_a_ring_and_of_an_all_to_all() {
     let plan = plans(&sizes(1, 8, 1, 1), "", r#"["1f1b"]"#).remove(0);
     let share = |plan: Plan| {
         let case = Case::new(plan);
-        let network = Network { mesh: &case.plan.mesh, setup: &case.plan.setup, gpus_per_node: 4 };
+        let network = case.network(4);
         let rows = traffic(&case.cut, &network).remove(0);
         let row = rows.iter().find(|row| row.axis == Axis::Context).copied().unwrap();
         (row.kind, row.across_nodes / row.sent as f64)
@@ -430,6 +461,10 @@ fn runs_are_shared_out_by_their_phases() {
 fn messages_without_overlap_are_exposed() {
     let plan = plans(&sizes(4, 1, 2, 1), r#", "overlap_grad_reduce": false"#, r#"["1f1b"]"#).remove(0);
     let breakdown = Case::new(plan).breakdown();
+    // One stage: nothing to wait for but messages.
+    let bubble = Part::ALL.iter().filter(|part| matches!(part, Part::Bubble(_)));
+    let bubble: f64 = bubble.map(|part| breakdown.mean().get(*part).abs()).sum();
+    assert!(bubble < 1e-9 * breakdown.makespan);
     let [tensor, _, _, _, data] = breakdown.messages[0];
     assert!(data.total > 0.0 && (data.exposed / data.total - 1.0).abs() < 1e-9);
     // Forward all-reduces are exposed, those of backward hide behind the gradients of weights.
@@ -481,4 +516,24 @@ fn gradients_of_experts_are_summed_over_the_ranks_that_hold_the_same_experts() {
     let alone = gradients(&of(8));
     assert!(!alone.contains_key(&Axis::ExpertData), "every rank has experts of its own");
     assert_eq!(alone[&Axis::Data], gradients(&of(2))[&Axis::Data], "all else is on every rank");
+}
+
+/// What the programs of one device compute is what the model's own count says, for every kind of model.
+#[test]
+fn model_flops_are_those_of_the_shape() {
+    for preset in ["gpt3-175b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "qwen2.5-7b", "bloom-176b"] {
+        let text = format!(
+            r#"{{ "schema_version": 1, "name": "shape", "cluster": {{ "preset": "dgx-h100" }},
+            "model": {{ "preset": "{preset}" }}, "parallel": {{ "data_parallel_size": 2 }},
+            "training": {{ "micro_batch_size": 1, "num_microbatches": 2, "seq_length": 2048, "dtype": "bf16" }},
+            "schedules": ["1f1b"] }}"#
+        );
+        let scenario = serde_json::from_str(&text).unwrap();
+        let plan = plan::resolve(&scenario, &|_| Err("no files".to_owned())).unwrap().remove(0);
+        let model = plan.model.clone().unwrap();
+        let counted = model.model_flops(model.whole(), 2048, 2048) as f64;
+        let computed = flops::of_microbatch(&plan.programs().unwrap()).model();
+        assert!((computed / counted - 1.0).abs() < 1e-12, "{preset}: {computed} and {counted}");
+        assert_eq!(plan.model_flops(), Some(4.0 * counted));
+    }
 }

@@ -10,7 +10,7 @@ use crate::action::Op;
 use crate::ids::Rank;
 use crate::mesh::{Axis, Group, Mesh};
 use crate::schedule::Schedule;
-use crate::segments::{Collective, CollectiveKind};
+use crate::segments::{Collective, CollectiveKind, Programs};
 use crate::setup::Setup;
 use crate::task::{Lane, Task};
 use std::collections::BTreeMap;
@@ -61,6 +61,9 @@ pub struct Network<'a> {
     pub mesh: &'a Mesh,
     /// How it is trained: the ZeRO stage says what reduces gradients.
     pub setup: &'a Setup,
+    /// What the stages do, which says over which axis each part of the gradients goes; `None` where that is not known, and
+    /// all go over the replicas.
+    pub programs: Option<&'a Programs>,
     /// Devices of a node.
     pub gpus_per_node: u32,
 }
@@ -84,18 +87,19 @@ pub fn traffic(schedule: &Schedule, network: &Network<'_>) -> Vec<Vec<Traffic>> 
     let mut partners = Partners::default();
     let mut ranks: Vec<Vec<Traffic>> = vec![Vec::new(); schedule.ranks()];
     for (_, task) in schedule.tasks() {
-        let Some(message) = message(task, network, &shares[task.rank.index()], &mut partners) else { continue };
-        let (axis, kind) = (message.axis, message.kind);
         let rows = &mut ranks[task.rank.index()];
-        let at = rows.iter().position(|row| row.axis == axis && row.kind == kind).unwrap_or_else(|| {
-            rows.push(Traffic { axis, kind, messages: 0, sent: 0, received: 0, across_nodes: 0.0 });
-            rows.len() - 1
-        });
-        let row = &mut rows[at];
-        row.messages += 1;
-        row.sent = row.sent.saturating_add(message.sent);
-        row.received = row.received.saturating_add(message.received);
-        row.across_nodes += message.sent as f64 * message.crossing;
+        for message in messages(task, network, &shares[task.rank.index()], &mut partners) {
+            let (axis, kind) = (message.axis, message.kind);
+            let at = rows.iter().position(|row| row.axis == axis && row.kind == kind).unwrap_or_else(|| {
+                rows.push(Traffic { axis, kind, messages: 0, sent: 0, received: 0, across_nodes: 0.0 });
+                rows.len() - 1
+            });
+            let row = &mut rows[at];
+            row.messages += 1;
+            row.sent = row.sent.saturating_add(message.sent);
+            row.received = row.received.saturating_add(message.received);
+            row.across_nodes += message.sent as f64 * message.crossing;
+        }
     }
     for rows in &mut ranks {
         // Both ends of a pipeline message are the same kind to people.
@@ -104,47 +108,71 @@ pub fn traffic(schedule: &Schedule, network: &Network<'_>) -> Vec<Vec<Traffic>> 
     ranks
 }
 
-fn message(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut Partners) -> Option<Message> {
-    let both = |axis, kind, bytes: u64, crossing| {
-        Some(Message { axis, kind: MessageKind::Collective(kind), sent: bytes, received: bytes, crossing })
+/// The messages of a task: one, but for the gradients of a whole stage, of which experts go another way.
+fn messages(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut Partners) -> Vec<Message> {
+    let over = |Collective { kind, axis, bytes }: Collective| {
+        let sent = Collective { kind, axis, bytes }.sent(network.mesh);
+        let shown = if matches!(axis, Axis::DataContext | Axis::ExpertData) { Axis::Data } else { axis };
+        let kind = MessageKind::Collective(kind);
+        Message { axis: shown, kind, sent, received: sent, crossing: shares.of_collective(axis, kind) }
     };
-    let over = |axis: Axis, kind: CollectiveKind| {
-        let sent = Collective { kind, axis, bytes: task.payload }.sent(network.mesh);
-        both(axis, kind, sent, shares.of_collective(axis, kind))
-    };
-    // Gradients and weights of replicas: context-parallel ranks hold the same parameters too. Shown as data parallelism,
-    // with the share of its longer hops.
-    let replicas = |kind: CollectiveKind| {
-        let sent = Collective { kind, axis: network.mesh.replica_axis(), bytes: task.payload }.sent(network.mesh);
-        let hops = if network.mesh.data > 1 { Axis::Data } else { Axis::Context };
-        both(Axis::Data, kind, sent, shares.of_collective(hops, kind))
-    };
+    if task.lane != Lane::Data {
+        let step = |axis| task.step.collective.map(|kind| over(Collective { kind, axis, bytes: task.payload }));
+        return match task.lane {
+            Lane::Tensor => step(Axis::Tensor),
+            Lane::Context => step(Axis::Context),
+            Lane::Expert => step(Axis::Expert),
+            _ => between_stages(task, network, shares, partners),
+        }
+        .into_iter()
+        .collect();
+    }
+    let step = |step: u32| network.programs.and_then(|programs| programs.step(step)?.collective());
+    if let Some(collective) = task.step.program.and_then(step) {
+        return vec![over(Collective { bytes: task.payload, ..collective })];
+    }
     let zero = network.setup.zero_stage;
-    match (task.lane, task.action.op) {
-        (Lane::Tensor, _) => over(Axis::Tensor, task.step.collective?),
-        (Lane::Context, _) => over(Axis::Context, task.step.collective?),
-        (Lane::Expert, _) => over(Axis::Expert, task.step.collective?),
-        (Lane::Data, Op::GatherParam) => replicas(CollectiveKind::AllGather),
-        (Lane::Data, op) => {
-            let whole = if zero == 0 { CollectiveKind::AllReduce } else { CollectiveKind::ReduceScatter };
-            replicas(task.step.collective.or((op == Op::ReduceData).then_some(whole))?)
-        }
+    let kind = match task.action.op {
+        Op::GatherParam => CollectiveKind::AllGather,
+        _ if zero == 0 => CollectiveKind::AllReduce,
+        _ => CollectiveKind::ReduceScatter,
+    };
+    let stage = network.programs.and_then(|programs| programs.stages.get(task.action.stage.index()));
+    // Weights have as many numbers as their gradients, of another size.
+    let experts = stage.map_or(0, |stage| {
+        let [bytes, experts, all] = [task.payload, stage.expert_parameters, stage.parameters.max(1)].map(u128::from);
+        u64::try_from(bytes * experts / all).unwrap_or(u64::MAX)
+    });
+    [(network.mesh.replica_axis(), task.payload.saturating_sub(experts)), (Axis::ExpertData, experts)]
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(axis, bytes)| over(Collective { kind, axis, bytes }))
+        .collect()
+}
+
+/// The messages of the pipeline, and those over all devices.
+fn between_stages(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut Partners) -> Option<Message> {
+    let both = |kind, bytes: u64, crossing| {
+        let kind = MessageKind::Collective(kind);
+        Some(Message { axis: Axis::Pipeline, kind, sent: bytes, received: bytes, crossing })
+    };
+    match task.action.op {
         // Two ranks: each sends all that it has.
-        (_, Op::ReduceGrad | Op::ReduceTied) => {
+        Op::ReduceGrad | Op::ReduceTied => {
             let peer = task.peer.filter(|peer| *peer != task.rank)?;
-            both(Axis::Pipeline, CollectiveKind::AllReduce, task.payload, partners.crossing(network, task.rank, peer))
+            both(CollectiveKind::AllReduce, task.payload, partners.crossing(network, task.rank, peer))
         }
-        (_, Op::ClipGrad) => {
+        Op::ClipGrad => {
             let world = Mesh { data: u32::try_from(network.mesh.devices()).unwrap_or(u32::MAX), ..Mesh::default() };
             let norm = Collective { kind: CollectiveKind::AllReduce, axis: Axis::Data, bytes: NORM };
-            both(Axis::Pipeline, CollectiveKind::AllReduce, norm.sent(&world), shares.world)
+            both(CollectiveKind::AllReduce, norm.sent(&world), shares.world)
         }
-        (_, op @ (Op::SendForward | Op::SendBackward)) => {
+        op @ (Op::SendForward | Op::SendBackward) => {
             let kind = if op == Op::SendForward { MessageKind::SendForward } else { MessageKind::SendBackward };
             let crossing = task.peer.map_or(0.0, |peer| partners.crossing(network, task.rank, peer));
             Some(Message { axis: Axis::Pipeline, kind, sent: task.payload, received: 0, crossing })
         }
-        (_, op @ (Op::RecvForward | Op::RecvBackward)) => {
+        op @ (Op::RecvForward | Op::RecvBackward) => {
             let kind = if op == Op::RecvForward { MessageKind::SendForward } else { MessageKind::SendBackward };
             Some(Message { axis: Axis::Pipeline, kind, sent: 0, received: task.payload, crossing: 0.0 })
         }
@@ -152,7 +180,7 @@ fn message(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut P
     }
 }
 
-const AXES: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Expert, Axis::DataContext];
+const AXES: [Axis; 6] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Expert, Axis::DataContext, Axis::ExpertData];
 
 /// Which share of a rank's messages leaves its node, by axis.
 #[derive(Clone, Copy, Debug, Default)]
@@ -195,8 +223,8 @@ impl Shares {
         shares
     }
 
-    fn of_collective(&self, axis: Axis, kind: CollectiveKind) -> f64 {
-        let table = if kind == CollectiveKind::AllToAll { &self.all } else { &self.ring };
+    fn of_collective(&self, axis: Axis, kind: MessageKind) -> f64 {
+        let table = if kind == MessageKind::Collective(CollectiveKind::AllToAll) { &self.all } else { &self.ring };
         AXES.iter().position(|a| *a == axis).map_or(0.0, |i| table[i])
     }
 }

@@ -8,13 +8,13 @@
 //! - *MFU*, *HFU*: model or hardware FLOPs / (time x devices x peak) (Chowdhery et al. 2022, appendix B; Korthikanti et
 //!   al. 2022, section 6.3).
 //!
-//! One law: both are sums over the kernels of the programs that the costs come from.
+//! One law: model FLOPs are those of the shape, hardware FLOPs the sum over the kernels that the costs come from.
 
 use crate::action::Op;
 use crate::mesh::Mesh;
 use crate::plan::Plan;
 use crate::schedule::Schedule;
-use crate::segments::{Body, Cut, Phase, Placed, Programs};
+use crate::segments::{Body, Phase, Placed, Programs};
 
 /// Floating-point operations by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -111,14 +111,14 @@ pub fn of_step(schedule: &Schedule, programs: &Programs, mesh: &Mesh) -> Flops {
 }
 
 impl Plan {
-    /// Model FLOPs of one step of all replicas: those of the unsplit model on one device, for each microbatch. `None`
-    /// without a model or a sequence length.
+    /// Model FLOPs of one step of all replicas: forward and backward of the unsplit model. `None` without a model or a
+    /// sequence length.
     pub fn model_flops(&self) -> Option<f64> {
-        let cut = self.cut()?;
-        let one = Mesh::default();
-        let whole = Programs::new(&Cut { mesh: &one, ..cut }, &self.parts(), false);
+        let model = self.model.as_ref().filter(|_| self.batch.seq_length > 0)?;
+        let flops =
+            model.model_flops(model.whole(), self.batch.microbatch_tokens(), u64::from(self.batch.seq_length)) as f64;
         let microbatches = [self.batch.microbatches, self.batch.rounds, self.mesh.data].map(|n| f64::from(n.max(1)));
-        Some(of_microbatch(&whole).model() * microbatches.iter().product::<f64>())
+        Some(flops * microbatches.iter().product::<f64>())
     }
 }
 

@@ -1,13 +1,12 @@
 //! From a plan to its predicted timeline.
 
 use super::args::{Assumptions, OverlapMode};
+use super::devices::{Device, every_device};
 use super::failure::Failure;
 use super::load::Loaded;
 use pipewright::ir::cost_table::CostTable;
 use pipewright::ir::flops::Throughput;
 use pipewright::ir::footprint::MemoryParameters;
-use pipewright::ir::memory;
-use pipewright::ir::mesh::Axis;
 use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::Plan;
 use pipewright::ir::scenario::{CostModelName, Overlap};
@@ -35,19 +34,6 @@ pub(crate) struct Predicted {
     pub(crate) step_times: Vec<f64>,
     /// Where every device was simulated, each of them, in the order of its number.
     pub(crate) devices: Vec<Device>,
-}
-
-/// A device of the mesh.
-pub(crate) struct Device {
-    pub(crate) number: u64,
-    /// Its place on each axis of the mesh.
-    pub(crate) coordinates: [(Axis, u32); 4],
-    /// Compute time \[s\].
-    pub(crate) busy: f64,
-    /// When its last compute task ends \[s\].
-    pub(crate) last_end: f64,
-    /// Most memory alive \[B\].
-    pub(crate) peak_memory: u64,
 }
 
 /// How finely a prediction runs.
@@ -266,33 +252,6 @@ impl Costs {
         let microbatches = batch.microbatches.saturating_mul(batch.rounds);
         Some(lower_bound(&order.placement, &times, microbatches, plan.max_activations.as_deref()).makespan)
     }
-}
-
-/// Every device of the mesh, from the timelines of its replicas.
-fn every_device(plan: &Plan, schedule: &Schedule, replicas: &[Timeline]) -> Vec<Device> {
-    let mesh = &plan.mesh;
-    let [tensor, context] = [mesh.tensor, mesh.context].map(|n| n.max(1));
-    let mut devices = Vec::new();
-    for (timeline, replica) in replicas.iter().zip(0_u32..) {
-        let metrics = Metrics::of(schedule, timeline);
-        for (rank, pipeline) in metrics.ranks.iter().zip(0_u32..) {
-            let place = |axis| match axis {
-                Axis::Tensor => replica % tensor,
-                Axis::Context => replica / tensor % context,
-                Axis::Data => replica / tensor / context,
-                _ => pipeline,
-            };
-            devices.push(Device {
-                number: mesh.device(place),
-                coordinates: mesh.order.map(|axis| (axis, place(axis))),
-                busy: rank.busy,
-                last_end: rank.last_end,
-                peak_memory: memory::total(&rank.memory.peak.live),
-            });
-        }
-    }
-    devices.sort_by_key(|device| device.number);
-    devices
 }
 
 /// The software stack of a plan's cluster.

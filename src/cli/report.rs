@@ -28,7 +28,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<u8, Failure> {
         let steps = programs.as_ref().map(|programs| Steps { programs, times: &predicted.step_times });
         let breakdown = Breakdown::of(&predicted.schedule, &predicted.timeline, &whole, steps.as_ref());
         let gpus_per_node = plan.cluster.as_ref().map_or(u32::MAX, |cluster| cluster.gpus_per_node());
-        let network = Network { mesh: &plan.mesh, setup: &plan.setup, gpus_per_node };
+        let network = Network { mesh: &plan.mesh, setup: &plan.setup, programs: programs.as_ref(), gpus_per_node };
         let traffic = traffic(&predicted.schedule, &network);
         shown = shown.or_else(|| folded(plan, &predicted));
         runs.push(StepReport::new(&Facts {

@@ -1,16 +1,15 @@
 //! `simulate`: predicted time, bubble, memory and messages.
 
 use super::args::{Detail, SimulateArgs};
+use super::devices::{self, Device};
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::{self, Costs, Device, Fineness, Predicted, assume};
+use super::predict::{self, Costs, Fineness, Predicted, assume};
 use super::{exit, fits, load, output};
 use pipewright::ir::flops::Throughput;
-use pipewright::ir::memory::total as memory_total;
-use pipewright::ir::mesh::Axis;
 use pipewright::ir::plan::Plan;
 use pipewright::ir::spec::Semantics;
-use pipewright::report::json::{DeviceRow, RunRow, Simulation, Speed};
+use pipewright::report::json::{RunRow, Simulation, Speed};
 use pipewright::report::pareto::{in_bytes, on_front};
 use pipewright::report::table::{TimeScale, mebibytes, percent, table};
 use pipewright::report::{Picture, Run, TimeUnit, comparison, gantt, memory, pareto, trace};
@@ -40,7 +39,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
         let mut text = text(&loaded, &costs, &predictions, &options);
         text.push_str(&fits::text(&loaded, &fits));
         for (plan, predicted) in loaded.plans.iter().zip(&predictions) {
-            text.push_str(&every_device(plan, predicted));
+            text.push_str(&devices::whether_equal(plan, predicted));
         }
         output::result(&text)?;
     }
@@ -61,29 +60,6 @@ fn refuse(costs: &Costs, fineness: Fineness) -> Result<(), Failure> {
         ),
         help: "add \"model\", \"cluster\" and training.seq_length to the scenario, and leave out \"costs\"".to_owned(),
     })
-}
-
-/// Whether the replicas of a full simulation are equal, in a line; nothing where they were folded.
-fn every_device(plan: &Plan, predicted: &Predicted) -> String {
-    let devices = &predicted.devices;
-    if devices.is_empty() {
-        return String::new();
-    }
-    let pipeline =
-        |device: &Device| device.coordinates.iter().find(|(axis, _)| *axis == Axis::Pipeline).map(|(_, r)| *r);
-    let ranks = &predicted.metrics.ranks;
-    let differs = |device: &&Device| {
-        let rank = pipeline(device).and_then(|rank| ranks.get(rank as usize));
-        rank.is_none_or(|rank| {
-            (device.busy, device.last_end) != (rank.busy, rank.last_end)
-                || device.peak_memory != memory_total(&rank.memory.peak.live)
-        })
-    };
-    let count = devices.len();
-    match devices.iter().filter(differs).count() {
-        0 => format!("{}: all {count} devices simulated, replicas are equal in time and memory\n", plan.name),
-        other => format!("{}: all {count} devices simulated, {other} differ from their replica 0\n", plan.name),
-    }
 }
 
 pub(crate) fn simulation(loaded: &Loaded, costs: &Costs, predictions: &[Predicted], steps: usize) -> Simulation {
@@ -163,17 +139,10 @@ first",
 
 /// The row of a prediction.
 pub(crate) fn row(plan: &Plan, predicted: &Predicted, steps: usize, pareto: bool) -> RunRow {
-    let device = |device: &Device| DeviceRow {
-        device: device.number,
-        coordinates: device.coordinates.iter().map(|(axis, at)| (axis.name(), *at)).collect(),
-        busy: device.busy,
-        last_end: device.last_end,
-        peak_memory_bytes: device.peak_memory,
-    };
     RunRow {
         lower_bound: predicted.lower_bound,
         speed: predicted.throughput.as_ref().map(Speed::of),
-        devices: (!predicted.devices.is_empty()).then(|| predicted.devices.iter().map(device).collect()),
+        devices: (!predicted.devices.is_empty()).then(|| predicted.devices.iter().map(Device::row).collect()),
         ..RunRow::new(plan, &predicted.metrics, steps, pareto)
     }
 }

@@ -13,7 +13,9 @@ use super::font;
 use super::legend::Entry;
 use super::run::{Facts, Run};
 use pipewright_ir::action::Op;
+use pipewright_ir::breakdown::Part;
 use pipewright_ir::ids::Rank;
+use pipewright_ir::mesh::Axis;
 use pipewright_ir::task::Lane;
 use plotters::style::text_anchor::HPos;
 
@@ -156,9 +158,11 @@ const LABEL_ROOM: f64 = 2.5;
 
 /// Whether any message takes long enough to be seen.
 fn messages_take_time(run: &Run<'_>) -> bool {
-    [Op::SendForward, Op::RecvForward, Op::ReduceGrad, Op::ReduceData, Op::ReduceTied, Op::GatherParam]
-        .into_iter()
-        .any(|op| occurs(run, op))
+    let steps = AXES.iter().any(|(axis, _)| on_axis(run, *axis));
+    steps
+        || [Op::SendForward, Op::RecvForward, Op::ReduceGrad, Op::ReduceData, Op::ReduceTied, Op::GatherParam]
+            .into_iter()
+            .any(|op| occurs(run, op))
 }
 
 /// The legend of one or more runs: what occurs in them.
@@ -183,6 +187,9 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
         let colours = (0..shades).map(|c| colour::shade(colour::of_op(op), c, shades)).collect();
         entries.push(Entry { colours, word: word.to_owned(), line: false });
     }
+    for (axis, word) in AXES.into_iter().filter(|(axis, _)| runs.iter().any(|run| on_axis(run, *axis))) {
+        entries.push(Entry::area(colour::of_part(Part::Exposed(axis)), word));
+    }
     entries.push(Entry::area(IDLE, "idle"));
     let mut words = Vec::new();
     if let Some(last) = runs.iter().filter(|run| pipes(run) == 1).map(|run| shades(run) - 1).max().filter(|n| *n > 0) {
@@ -193,6 +200,19 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
     }
     entries.extend(words.into_iter().map(|word| Entry { colours: Vec::new(), word, line: false }));
     entries
+}
+
+/// Axes whose messages are steps of a stage's work.
+const AXES: [(Axis, &str); 4] = [
+    (Axis::Tensor, "tensor-parallel message"),
+    (Axis::Context, "context-parallel message"),
+    (Axis::Expert, "expert-parallel message"),
+    (Axis::Data, "weights and gradients of ZeRO"),
+];
+
+/// Whether a run shows messages of an axis.
+fn on_axis(run: &Run<'_>, axis: Axis) -> bool {
+    run.schedule.tasks().any(|(_, task)| messages::axis_of(task) == Some(axis))
 }
 
 /// Pipelines that go through the ranks.
@@ -217,6 +237,6 @@ fn occurs(run: &Run<'_>, op: Op) -> bool {
     let steps = run.timeline.steps();
     run.schedule
         .tasks()
-        .filter(|(_, task)| same(task.action.op))
+        .filter(|(_, task)| same(task.action.op) && messages::axis_of(task).is_none())
         .any(|(id, _)| (0..steps).any(|step| run.timeline.span(step, id).duration() > least))
 }

@@ -5,8 +5,11 @@ use crate::report::canvas::Canvas;
 use crate::report::colour;
 use crate::report::run::Run;
 use pipewright_ir::action::Op;
+use pipewright_ir::breakdown::Part;
 use pipewright_ir::ids::{Rank, TaskId};
-use pipewright_ir::task::{Dep, Lane};
+use pipewright_ir::mesh::Axis;
+use pipewright_ir::task::{Dep, Lane, Task};
+use plotters::style::RGBColor;
 use std::collections::BTreeMap;
 
 /// Most arrows of a picture; more are a thicket.
@@ -15,7 +18,7 @@ const MOST_ARROWS: usize = 250;
 /// Draws sends, with collectives, in the upper half of the strip and receives in the lower one.
 pub(super) fn draw_strip(canvas: &mut Canvas, run: &Run<'_>, zero: f64, rank: Rank, frame: &Frame, strip: Band) {
     let middle = f64::midpoint(strip.0, strip.1);
-    let mut bars: BTreeMap<Op, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut bars: BTreeMap<Kind, Vec<(f64, f64)>> = BTreeMap::new();
     for step in 0..run.timeline.steps() {
         for (id, task) in run.schedule.program(rank).filter(|(_, task)| task.lane != Lane::Compute) {
             let span = run.timeline.span(step, id);
@@ -23,7 +26,7 @@ pub(super) fn draw_strip(canvas: &mut Canvas, run: &Run<'_>, zero: f64, rank: Ra
                 continue;
             }
             let (left, right) = (frame.axis.x(span.start - zero), frame.axis.x(span.end - zero));
-            let bars = bars.entry(kind(task.action.op)).or_default();
+            let bars = bars.entry(Kind::of(task)).or_default();
             match bars.last_mut() {
                 // What would fall into the same pixel is one bar.
                 Some(last) if left - last.1 < 0.8 * frame.stripe => last.1 = last.1.max(right),
@@ -31,18 +34,46 @@ pub(super) fn draw_strip(canvas: &mut Canvas, run: &Run<'_>, zero: f64, rank: Ra
             }
         }
     }
-    for (op, bars) in bars {
-        let (top, bottom) = if op == Op::RecvForward { (middle, strip.1) } else { (strip.0 + 0.5, middle) };
+    for (kind, bars) in bars {
+        let (top, bottom) = if kind == Kind::Op(Op::RecvForward) { (middle, strip.1) } else { (strip.0 + 0.5, middle) };
         let comb = bars.iter().flat_map(|(l, r)| [(*l, bottom), (*l, top), (*r, top), (*r, bottom)]).collect();
-        canvas.polygon(comb, colour::of_op(op));
+        canvas.polygon(comb, kind.colour());
     }
 }
 
-fn kind(op: Op) -> Op {
-    match op {
-        op if op.is_send() => Op::SendForward,
-        op if op.is_receive() => Op::RecvForward,
-        op => op,
+/// Messages of one colour: by axis where they are steps of a stage's work, else by operation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Op(Op),
+    Axis(Axis),
+}
+
+impl Kind {
+    fn of(task: &Task) -> Self {
+        match (axis_of(task), task.action.op) {
+            (Some(axis), _) => Kind::Axis(axis),
+            (None, op) if op.is_send() => Kind::Op(Op::SendForward),
+            (None, op) if op.is_receive() => Kind::Op(Op::RecvForward),
+            (None, op) => Kind::Op(op),
+        }
+    }
+
+    fn colour(self) -> RGBColor {
+        match self {
+            Kind::Op(op) => colour::of_op(op),
+            Kind::Axis(axis) => colour::of_part(Part::Exposed(axis)),
+        }
+    }
+}
+
+/// The axis of a message that is a step of a stage's work; gradients over replicas are an operation of their own.
+pub(super) fn axis_of(task: &Task) -> Option<Axis> {
+    match task.lane {
+        Lane::Tensor => Some(Axis::Tensor),
+        Lane::Context => Some(Axis::Context),
+        Lane::Expert => Some(Axis::Expert),
+        Lane::Data if task.action.op.is_compute() => Some(Axis::Data),
+        _ => None,
     }
 }
 
