@@ -50,7 +50,7 @@ impl Flops {
     fn count(&mut self, programs: &Programs, step: u32) {
         let Some(step) = programs.step(step) else { return };
         if let Body::Run(steps) = &step.body {
-            steps.iter().for_each(|step| self.count(programs, *step));
+            steps.iter().for_each(|part| self.count(programs, part.step));
         }
         let slot = match step.phase {
             Phase::Forward => &mut self.forward,

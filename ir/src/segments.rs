@@ -13,11 +13,13 @@ mod ends;
 mod kernel;
 mod layer;
 mod mlp;
+mod operation;
 mod program;
 mod runs;
 mod writer;
 
 pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
+pub use operation::{BlockKind, Operand, Operation, Site};
 pub use program::{Bucket, LayerSteps, Placed, Programs, StageProgram};
 
 use crate::mesh::Mesh;
@@ -45,14 +47,25 @@ pub enum Body {
     /// Kernels, one after another.
     Compute(Vec<Kernel>),
     /// Other steps of the table, one after another: a segment that goes over the borders of layers.
-    Run(Vec<u32>),
+    Run(Vec<RunPart>),
     /// A message over an axis of the mesh. It starts when the compute step before it has ended.
     Communicate {
-        /// What is sent.
+        /// How it is sent, and how much.
         collective: Collective,
+        /// What is sent.
+        operand: Operand,
         /// How many steps behind it the first one stands that waits for it: 1 is the next, 2 leaves one to run beside it.
         joined_after: usize,
     },
+}
+
+/// A step of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RunPart {
+    /// Which of [`Programs::steps`].
+    pub step: u32,
+    /// How many layers behind that of the run's first step it is of; negative in backward.
+    pub layers: i32,
 }
 
 /// One step of a block.
@@ -62,11 +75,19 @@ pub struct Step {
     pub phase: Phase,
     /// Its name for people: `attention`, `mlp`, `all-reduce`.
     pub name: &'static str,
-    /// What it does.
+    /// What it does, by the kernels that do it.
     pub body: Body,
+    /// What it computes; empty for a message and for a run.
+    pub operations: Vec<Operation>,
 }
 
 impl Step {
+    /// A message that the step `joined_after` behind it waits for.
+    pub(crate) fn message(phase: Phase, collective: Collective, operand: Operand, joined_after: usize) -> Self {
+        let body = Body::Communicate { collective, operand, joined_after };
+        Self { phase, name: collective.kind.name(), body, operations: Vec::new() }
+    }
+
     /// How much its own kernels compute: floating-point operations without regard to masks, and bytes of memory read and
     /// written. For a step of a table, a run of others included, ask [`Programs::work`].
     pub fn work(&self) -> Work {

@@ -3,7 +3,7 @@
 use crate::action::Op;
 use crate::explain::Cause;
 use crate::mesh::Axis;
-use crate::segments::{Body, Phase, Programs, Step};
+use crate::segments::{Body, Phase, Programs, RunPart, Step};
 
 /// A place for time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,9 +148,9 @@ impl Steps<'_> {
         let mut shares: Vec<(Phase, f64)> = Vec::new();
         let Some(Step { body, phase, .. }) = self.programs.step(step) else { return shares };
         let Body::Run(parts) = body else { return vec![(*phase, 1.0)] };
-        let time = |step: &u32| self.times.get(*step as usize).copied().unwrap_or(0.0);
+        let time = |part: &RunPart| self.times.get(part.step as usize).copied().unwrap_or(0.0);
         let all: f64 = parts.iter().map(time).sum();
-        for (phase, part) in parts.iter().filter_map(|part| Some((self.programs.step(*part)?.phase, part))) {
+        for (phase, part) in parts.iter().filter_map(|part| Some((self.programs.step(part.step)?.phase, part))) {
             let share = if all > 0.0 { time(part) / all } else { 1.0 / parts.len() as f64 };
             match shares.iter_mut().find(|(known, _)| *known == phase) {
                 Some((_, sum)) => *sum += share,

@@ -68,7 +68,7 @@ impl Speed {
     fn step(&self, programs: &Programs, step: u32) -> f64 {
         match programs.step(step).map(|step| &step.body) {
             Some(Body::Compute(kernels)) => kernels.iter().map(|kernel| self.kernel(kernel)).sum(),
-            Some(Body::Run(steps)) => steps.iter().map(|step| self.step(programs, *step)).sum(),
+            Some(Body::Run(steps)) => steps.iter().map(|part| self.step(programs, part.step)).sum(),
             Some(Body::Communicate { collective, .. }) => self.collective(collective),
             None => 0.0,
         }

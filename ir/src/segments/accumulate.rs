@@ -4,7 +4,7 @@
 
 use super::kernel::Kernel;
 use super::layer::elementwise;
-use super::{Block, Body, Cut, Phase};
+use super::{Block, Body, Cut, Operation, Phase};
 
 /// Bytes that adding the gradient of one weight to those of the microbatches before reads and writes \[B\].
 pub(super) fn bytes(cut: &Cut<'_>) -> u64 {
@@ -25,6 +25,7 @@ pub(super) fn unfused(cut: &Cut<'_>, mut block: Block) -> Block {
                 passes.push(elementwise(m.saturating_mul(*n).saturating_mul(*count).saturating_mul(bytes(cut)), 1));
             }
         }
+        step.operations.extend((!passes.is_empty()).then_some(Operation::Accumulate));
         kernels.extend(passes);
     }
     block

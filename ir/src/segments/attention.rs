@@ -5,8 +5,9 @@
 //! - Ring (Li et al. 2021): `qkv | n x (a block of the core beside KV to the next) | out`; backward sends the gradients of
 //!   keys and values round too.
 
-use super::kernel::{AttentionKernel, CollectiveKind, Kernel};
+use super::kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
 use super::layer::{Border, Linear, elementwise};
+use super::operation::{Operand, Operation, Site};
 use super::writer::Writer;
 use super::{Cut, Phase};
 use crate::mesh::Axis;
@@ -84,28 +85,28 @@ impl<'a> Attention<'a> {
     pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {
         let (m, width) = (self.cut.tokens(), self.cut.width());
         let linears = self.compressions.iter().chain(&self.projections);
-        w.compute(phase, "attention", linears.map(|l| l.forward(m, width)));
+        w.compute(phase, Operation::Projections, linears.map(|l| l.forward(m, width)));
         self.rope(w, phase);
         self.core(w, phase);
-        w.compute(phase, "attention", [self.out.forward(m, width)]);
+        w.compute(phase, Operation::Output, [self.out.forward(m, width)]);
     }
 
     pub(super) fn backward(&self, w: &mut Writer, border: &Border<'_>, selective: bool) {
         let (m, width) = (self.cut.tokens(), self.cut.width());
         border.gather(w, Phase::Input, 1);
-        w.compute(Phase::Input, "attention", [self.out.input(m, width)]);
-        w.compute(Phase::Weight, "attention", [self.out.weight(m, self.cut)]);
+        w.compute(Phase::Input, Operation::Output, [self.out.input(m, width)]);
+        w.compute(Phase::Weight, Operation::Output, [self.out.weight(m, self.cut)]);
         if selective && self.cut.setup.attention == AttentionKind::Standard {
             self.core(w, Phase::Recompute);
         }
         self.core_backward(w);
         self.rope(w, Phase::Input);
         // The input of the projections was kept sharded; it is gathered beside their I, for W.
-        border.gather(w, Phase::Weight, 3);
+        border.gather_normed(w, Site::Attention, 3);
         let linears = || self.compressions.iter().chain(&self.projections);
-        w.compute(Phase::Input, "attention", linears().map(|l| l.input(m, width)));
+        w.compute(Phase::Input, Operation::Projections, linears().map(|l| l.input(m, width)));
         border.reduce(w, Phase::Input, 2);
-        w.compute(Phase::Weight, "attention", linears().map(|l| l.weight(m, self.cut)));
+        w.compute(Phase::Weight, Operation::Projections, linears().map(|l| l.weight(m, self.cut)));
     }
 
     fn rope(&self, w: &mut Writer, phase: Phase) {
@@ -113,7 +114,7 @@ impl<'a> Attention<'a> {
             self.assemble(w, phase, latent);
         } else if self.cut.model.position_embedding == PositionEmbedding::Rope {
             let numbers = self.cut.tokens() * (self.heads + self.groups) * self.qk_dim;
-            w.compute(phase, "attention", [elementwise(2 * numbers * self.cut.width(), 2)]);
+            w.compute(phase, Operation::Rope, [elementwise(2 * numbers * self.cut.width(), 2)]);
         }
     }
 
@@ -126,7 +127,7 @@ impl<'a> Attention<'a> {
         let parts = self.heads * (2 * self.qk_dim + self.v_dim);
         let kernels =
             [elementwise(passes * tokens * compressed * width, 2), elementwise(2 * tokens * parts * width, 2)];
-        w.compute(phase, "attention", kernels);
+        w.compute(phase, Operation::Rope, kernels);
     }
 
     /// Bytes of queries, keys and values of this rank, and of the core's output \[B\].
@@ -137,19 +138,20 @@ impl<'a> Attention<'a> {
 
     fn core(&self, w: &mut Writer, phase: Phase) {
         let [before, after] = self.around_the_core();
+        let to_all = |bytes| Collective { kind: CollectiveKind::AllToAll, axis: Axis::Context, bytes };
         match self.sharing {
-            Sharing::Whole => w.compute(phase, "attention", self.part(false, 1)),
+            Sharing::Whole => w.compute(phase, Operation::Core(0), self.part(false, 1)),
             Sharing::Ulysses => {
-                w.send(phase, CollectiveKind::AllToAll, Axis::Context, before, 1);
-                w.compute(phase, "core attention", self.part(false, 1));
-                w.send(phase, CollectiveKind::AllToAll, Axis::Context, after, 1);
+                w.send(phase, to_all(before), Operand::Projected, 1);
+                w.compute(phase, Operation::Core(0), self.part(false, 1));
+                w.send(phase, to_all(after), Operand::Attended, 1);
             }
             Sharing::Ring => {
-                for block in 0..self.cut.context() {
-                    if block + 1 < self.cut.context() {
-                        w.send(phase, CollectiveKind::Exchange, Axis::Context, self.keys_and_values(), 2);
+                for block in 0..self.cut.mesh.context {
+                    if block + 1 < self.cut.mesh.context {
+                        self.pass_on(w, phase, true, false, 2);
                     }
-                    w.compute(phase, "core attention", self.part(false, self.cut.context()));
+                    w.compute(phase, Operation::Core(block), self.part(false, self.cut.context()));
                 }
             }
         }
@@ -157,26 +159,34 @@ impl<'a> Attention<'a> {
 
     fn core_backward(&self, w: &mut Writer) {
         let [before, after] = self.around_the_core();
+        let to_all = |bytes| Collective { kind: CollectiveKind::AllToAll, axis: Axis::Context, bytes };
         match self.sharing {
-            Sharing::Whole => w.compute(Phase::Input, "attention", self.part(true, 1)),
+            Sharing::Whole => w.compute(Phase::Input, Operation::Core(0), self.part(true, 1)),
             Sharing::Ulysses => {
-                w.send(Phase::Input, CollectiveKind::AllToAll, Axis::Context, after, 1);
-                w.compute(Phase::Input, "core attention", self.part(true, 1));
-                w.send(Phase::Input, CollectiveKind::AllToAll, Axis::Context, before, 1);
+                w.send(Phase::Input, to_all(after), Operand::Attended, 1);
+                w.compute(Phase::Input, Operation::Core(0), self.part(true, 1));
+                w.send(Phase::Input, to_all(before), Operand::Projected, 1);
             }
             Sharing::Ring => {
-                for block in 0..self.cut.context() {
-                    // Keys and values, and behind the first block the gradients that they have gathered so far.
-                    let tensors = if block == 0 { 1 } else { 2 };
-                    if block + 1 < self.cut.context() {
-                        let bytes = tensors * self.keys_and_values();
-                        w.send(Phase::Input, CollectiveKind::Exchange, Axis::Context, bytes, 2);
+                // The gradients of a block follow it one step behind: they are there once its step is computed. Those of
+                // a rank's own block stay at home, where the others come back to.
+                for block in 0..self.cut.mesh.context {
+                    let (keys_and_values, gradients) = (block + 1 < self.cut.mesh.context, block >= 2);
+                    if keys_and_values || gradients {
+                        self.pass_on(w, Phase::Input, keys_and_values, gradients, 2);
                     }
-                    w.compute(Phase::Input, "core attention", self.part(true, self.cut.context()));
+                    w.compute(Phase::Input, Operation::Core(block), self.part(true, self.cut.context()));
                 }
-                w.send(Phase::Input, CollectiveKind::Exchange, Axis::Context, self.keys_and_values(), 1);
+                self.pass_on(w, Phase::Input, false, true, 1);
             }
         }
+    }
+
+    /// A message to the next rank of the ring.
+    fn pass_on(&self, w: &mut Writer, phase: Phase, keys_and_values: bool, gradients: bool, joined_after: usize) {
+        let bytes = (u64::from(keys_and_values) + u64::from(gradients)) * self.keys_and_values();
+        let collective = Collective { kind: CollectiveKind::Exchange, axis: Axis::Context, bytes };
+        w.send(phase, collective, Operand::Ring { keys_and_values, gradients }, joined_after);
     }
 
     /// Keys and values that travel round the ring \[B\].

@@ -9,8 +9,9 @@
 //! under it (Narayanan et al. 2021, section 2.3; Korthikanti et al. 2022, section 4.2).
 
 use super::attention::Attention;
-use super::kernel::{CollectiveKind, Kernel};
+use super::kernel::{Collective, CollectiveKind, Kernel};
 use super::mlp::Mlp;
+use super::operation::{Operand, Operation, Site};
 use super::writer::Writer;
 use super::{Block, Cut, Phase};
 use crate::mesh::Axis;
@@ -78,8 +79,19 @@ impl<'a> Border<'a> {
     /// Gathers the sequence before a region, forward.
     pub(super) fn gather(&self, w: &mut Writer, phase: Phase, joined_after: usize) {
         if self.cut.shards_sequence() {
-            w.send(phase, CollectiveKind::AllGather, Axis::Tensor, self.whole, joined_after);
+            w.send(phase, self.message(CollectiveKind::AllGather), Operand::AtHand, joined_after);
         }
+    }
+
+    /// Gathers the output of a norm again, which was kept as a shard, for the gradients of the weights behind it.
+    pub(super) fn gather_normed(&self, w: &mut Writer, site: Site, joined_after: usize) {
+        if self.cut.shards_sequence() {
+            w.send(Phase::Weight, self.message(CollectiveKind::AllGather), Operand::Normed(site), joined_after);
+        }
+    }
+
+    fn message(&self, kind: CollectiveKind) -> Collective {
+        Collective { kind, axis: Axis::Tensor, bytes: self.whole }
     }
 
     /// Sums the partial results of a region.
@@ -89,31 +101,35 @@ impl<'a> Border<'a> {
             let beside = scatter || phase != Phase::Input || self.cut.setup.async_tensor_model_parallel_allreduce;
             let joined_after = if beside { joined_after } else { 1 };
             let kind = if scatter { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
-            w.send(phase, kind, Axis::Tensor, self.whole, joined_after);
+            w.send(phase, self.message(kind), Operand::AtHand, joined_after);
         }
     }
 
     /// A norm, forward: reads and writes once.
-    pub(super) fn norm(&self, w: &mut Writer, phase: Phase) {
-        w.compute(phase, "norm", [elementwise(2 * self.numbers * self.cut.width(), 1)]);
+    pub(super) fn norm(&self, w: &mut Writer, phase: Phase, site: Site) {
+        w.compute(phase, Operation::Norm(site), [elementwise(2 * self.numbers * self.cut.width(), 1)]);
     }
 
     /// A norm, backward: reads the gradient and the input, twice for its weights' gradients, and writes the gradient.
-    pub(super) fn norm_backward(&self, w: &mut Writer) {
-        w.compute(Phase::Input, "norm", [elementwise(4 * self.numbers * self.cut.width(), 2)]);
+    pub(super) fn norm_backward(&self, w: &mut Writer, site: Site) {
+        w.compute(Phase::Input, Operation::Norm(site), [elementwise(4 * self.numbers * self.cut.width(), 2)]);
     }
 
     /// Bias, dropout and the residual, forward: reads two, writes one, and the dropout's mask of a byte.
-    pub(super) fn add(&self, w: &mut Writer, phase: Phase) {
+    pub(super) fn add(&self, w: &mut Writer, phase: Phase, site: Site) {
         let mask = u64::from(self.cut.setup.dropout);
-        w.compute(phase, "add", [elementwise(self.numbers * (3 * self.cut.width() + mask), 1)]);
+        w.compute(phase, Operation::Residual(site), [elementwise(self.numbers * (3 * self.cut.width() + mask), 1)]);
     }
 
     /// Backward of the same: the mask once more, and the sum of the two gradients that meet at the residual.
-    pub(super) fn add_backward(&self, w: &mut Writer) {
+    pub(super) fn add_backward(&self, w: &mut Writer, site: Site) {
         let dropout = if self.cut.setup.dropout { 2 * self.cut.width() + 1 } else { 0 };
         let launches = 1 + u32::from(self.cut.setup.dropout);
-        w.compute(Phase::Input, "add", [elementwise(self.numbers * (3 * self.cut.width() + dropout), launches)]);
+        w.compute(
+            Phase::Input,
+            Operation::Residual(site),
+            [elementwise(self.numbers * (3 * self.cut.width() + dropout), launches)],
+        );
     }
 }
 
@@ -121,16 +137,16 @@ impl<'a> Border<'a> {
 pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block {
     let (attention, mlp, border) = (Attention::new(cut), Mlp::new(cut, experts), Border::new(cut));
     let forward = |w: &mut Writer, phase: Phase| {
-        border.norm(w, phase);
+        border.norm(w, phase, Site::Attention);
         border.gather(w, phase, 1);
         attention.forward(w, phase);
         border.reduce(w, phase, 1);
-        border.add(w, phase);
-        border.norm(w, phase);
+        border.add(w, phase, Site::Attention);
+        border.norm(w, phase, Site::Mlp);
         border.gather(w, phase, 1);
         mlp.forward(w, phase);
         border.reduce(w, phase, 1);
-        border.add(w, phase);
+        border.add(w, phase, Site::Mlp);
     };
     let mut w = Writer::default();
     forward(&mut w, Phase::Forward);
@@ -138,12 +154,12 @@ pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block
     if recompute == Recompute::Full {
         forward(&mut b, Phase::Recompute);
     }
-    border.add_backward(&mut b);
+    border.add_backward(&mut b, Site::Mlp);
     mlp.backward(&mut b, &border);
-    border.norm_backward(&mut b);
-    border.add_backward(&mut b);
+    border.norm_backward(&mut b, Site::Mlp);
+    border.add_backward(&mut b, Site::Attention);
     attention.backward(&mut b, &border, recompute == Recompute::Selective);
-    border.norm_backward(&mut b);
+    border.norm_backward(&mut b, Site::Attention);
     let weights = cut.model.layer_weights(experts);
     let of_experts: Vec<Weight> = weights.iter().filter(|weight| weight.experts.is_some()).copied().collect();
     let (parameters, expert_parameters) = (cut.sum(&weights), cut.sum(&of_experts));

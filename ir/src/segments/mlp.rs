@@ -3,8 +3,9 @@
 //! Experts (Megatron-core's dropless dispatch, tokens spread evenly):
 //! `router | all-to-all | experts | all-to-all`, the shared experts before the way back.
 
-use super::kernel::{CollectiveKind, Kernel};
+use super::kernel::{Collective, CollectiveKind, Kernel};
 use super::layer::{Border, Linear, elementwise};
+use super::operation::{Operand, Operation, Site};
 use super::writer::Writer;
 use super::{Cut, Phase};
 use crate::mesh::Axis;
@@ -97,18 +98,21 @@ impl<'a> Mlp<'a> {
     pub(super) fn forward(&self, w: &mut Writer, phase: Phase) {
         let (m, width) = (self.cut.tokens(), self.cut.width());
         let Some(e) = &self.experts else {
-            w.compute(phase, "mlp", self.dense.forward(m, width));
+            let [up, activation, down] = self.dense.forward(m, width);
+            w.compute(phase, Operation::MlpUp, [up]);
+            w.compute(phase, Operation::Activation, [activation]);
+            w.compute(phase, Operation::MlpDown, [down]);
             return;
         };
-        w.compute(phase, "router", [e.router.forward(m, width)]);
-        w.compute(phase, "router", e.permute());
+        w.compute(phase, Operation::Router, [e.router.forward(m, width)]);
+        w.compute(phase, Operation::Permute, e.permute());
         self.dispatch(w, phase, e, 1);
-        w.compute(phase, "experts", e.sort());
-        w.compute(phase, "experts", e.pair.forward(e.rows, width));
-        w.compute(phase, "experts", e.sort());
-        w.compute(phase, "experts", e.shared.iter().flat_map(|pair| pair.forward(m, width)));
+        w.compute(phase, Operation::Experts, e.sort());
+        w.compute(phase, Operation::Experts, e.pair.forward(e.rows, width));
+        w.compute(phase, Operation::Experts, e.sort());
+        w.compute(phase, Operation::Experts, e.shared.iter().flat_map(|pair| pair.forward(m, width)));
         self.dispatch(w, phase, e, 1);
-        w.compute(phase, "experts", e.permute());
+        w.compute(phase, Operation::Permute, e.permute());
     }
 
     pub(super) fn backward(&self, w: &mut Writer, border: &Border<'_>) {
@@ -116,36 +120,38 @@ impl<'a> Mlp<'a> {
         border.gather(w, Phase::Input, 1);
         let Some(e) = &self.experts else {
             let Pair { up, down, .. } = self.dense;
-            w.compute(Phase::Input, "mlp", [down.input(m, width)]);
-            w.compute(Phase::Weight, "mlp", [down.weight(m, self.cut)]);
-            border.gather(w, Phase::Weight, 3);
-            w.compute(Phase::Input, "mlp", [self.dense.activation_backward(m, width), up.input(m, width)]);
+            w.compute(Phase::Input, Operation::MlpDown, [down.input(m, width)]);
+            w.compute(Phase::Weight, Operation::MlpDown, [down.weight(m, self.cut)]);
+            border.gather_normed(w, Site::Mlp, 3);
+            w.compute(Phase::Input, Operation::Activation, [self.dense.activation_backward(m, width)]);
+            w.compute(Phase::Input, Operation::MlpUp, [up.input(m, width)]);
             border.reduce(w, Phase::Input, 2);
-            w.compute(Phase::Weight, "mlp", [up.weight(m, self.cut)]);
+            w.compute(Phase::Weight, Operation::MlpUp, [up.weight(m, self.cut)]);
             return;
         };
         let pairs = || [(e.pair, e.rows)].into_iter().chain(e.shared.map(|pair| (pair, m)));
-        w.compute(Phase::Input, "experts", e.permute());
+        w.compute(Phase::Input, Operation::Permute, e.permute());
         self.dispatch(w, Phase::Input, e, 1);
-        w.compute(Phase::Input, "experts", e.sort());
+        w.compute(Phase::Input, Operation::Experts, e.sort());
         let input = pairs().flat_map(|(pair, rows)| {
             [pair.down.input(rows, width), pair.activation_backward(rows, width), pair.up.input(rows, width)]
         });
-        w.compute(Phase::Input, "experts", input);
-        w.compute(Phase::Input, "experts", e.sort());
+        w.compute(Phase::Input, Operation::Experts, input);
+        w.compute(Phase::Input, Operation::Experts, e.sort());
         self.dispatch(w, Phase::Input, e, 2);
         let weight =
             pairs().flat_map(|(pair, rows)| [pair.down.weight(rows, self.cut), pair.up.weight(rows, self.cut)]);
-        w.compute(Phase::Weight, "experts", weight);
-        w.compute(Phase::Input, "router", e.permute());
-        w.compute(Phase::Input, "router", [e.router.input(m, width)]);
+        w.compute(Phase::Weight, Operation::Experts, weight);
+        w.compute(Phase::Input, Operation::Permute, e.permute());
+        w.compute(Phase::Input, Operation::Router, [e.router.input(m, width)]);
         border.reduce(w, Phase::Input, 2);
-        w.compute(Phase::Weight, "router", [e.router.weight(m, self.cut)]);
+        w.compute(Phase::Weight, Operation::Router, [e.router.weight(m, self.cut)]);
     }
 
     fn dispatch(&self, w: &mut Writer, phase: Phase, experts: &Experts, joined_after: usize) {
         if self.cut.mesh.expert > 1 {
-            w.send(phase, CollectiveKind::AllToAll, Axis::Expert, experts.dispatched, joined_after);
+            let (kind, axis) = (CollectiveKind::AllToAll, Axis::Expert);
+            w.send(phase, Collective { kind, axis, bytes: experts.dispatched }, Operand::Dispatched, joined_after);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The steps of whole stages: block after block, with ZeRO-3's gathers and scatters between them.
 
 use super::kernel::{Collective, CollectiveKind};
+use super::operation::{BlockKind, Operand};
 use super::runs::Runs;
 use super::{Block, Body, Cut, Phase, Step};
 use crate::mesh::Axis;
@@ -104,9 +105,9 @@ impl Programs {
         let mut layers: Vec<((Recompute, bool), Listed)> = Vec::new();
         let mut runs = Runs::default();
         let no_weights = |listed| Listed { weights_in_backward: false, ..listed };
-        let embedding = no_weights(programs.list(cut, cut.embedding()));
-        let head = programs.list(cut, cut.head(true));
-        let tied_head = programs.list(cut, cut.head(false));
+        let embedding = no_weights(programs.list(cut, BlockKind::Embedding, cut.embedding()));
+        let head = programs.list(cut, BlockKind::Head, cut.head(true));
+        let tied_head = programs.list(cut, BlockKind::Head, cut.head(false));
         for (s, part) in parts.iter().enumerate() {
             let mut blocks: Vec<(u32, Listed)> = Vec::new();
             if part.embedding {
@@ -116,7 +117,7 @@ impl Programs {
                 let kind = (cut.setup.recompute_of(s), cut.model.is_moe_layer(layer));
                 let known = layers.iter().find(|(k, _)| *k == kind).map(|(_, listed)| listed.clone());
                 let listed = known.unwrap_or_else(|| {
-                    let listed = programs.list(cut, cut.layer(kind.0, kind.1));
+                    let listed = programs.list(cut, BlockKind::Layer, cut.layer(kind.0, kind.1));
                     let (forward, backward) = (listed.forward.start, listed.backward.start);
                     programs.layers.push(LayerSteps { forward, backward, recompute: kind.0 });
                     layers.push((kind, listed.clone()));
@@ -136,7 +137,7 @@ impl Programs {
     }
 
     /// Enters a block's steps into the table.
-    fn list(&mut self, cut: &Cut<'_>, block: Block) -> Listed {
+    fn list(&mut self, cut: &Cut<'_>, of: BlockKind, block: Block) -> Listed {
         let mut enter = |steps: Vec<Step>| {
             let start = self.next();
             self.steps.extend(steps);
@@ -145,12 +146,11 @@ impl Programs {
         let (forward, backward) = (enter(block.forward), enter(block.backward));
         let shared = block.parameters.saturating_sub(block.expert_parameters);
         let groups = [(cut.mesh.replica_axis(), shared), (Axis::ExpertData, block.expert_parameters)];
-        let mut messages = |phase, kind: CollectiveKind, width| -> Vec<u32> {
+        let mut messages = |phase, kind: CollectiveKind, operand: fn(BlockKind) -> Operand, width| -> Vec<u32> {
             let sent = groups.iter().filter(|(axis, parameters)| cut.mesh.size(*axis) > 1 && *parameters > 0);
             let sent = sent.map(|(axis, parameters)| {
                 let collective = Collective { kind, axis: *axis, bytes: parameters.saturating_mul(width) };
-                let body = Body::Communicate { collective, joined_after: 1 };
-                self.steps.push(Step { phase, name: kind.name(), body });
+                self.steps.push(Step::message(phase, collective, operand(of), 1));
                 self.next() - 1
             });
             sent.collect()
@@ -159,11 +159,11 @@ impl Programs {
         let (mut gather, mut scatter, mut reduce) = (Vec::new(), Vec::new(), Vec::new());
         match cut.setup.zero_stage {
             3 => {
-                gather = messages(Phase::Forward, CollectiveKind::AllGather, width);
-                scatter = messages(Phase::Weight, CollectiveKind::ReduceScatter, gradient_width);
+                gather = messages(Phase::Forward, CollectiveKind::AllGather, Operand::Parameters, width);
+                scatter = messages(Phase::Weight, CollectiveKind::ReduceScatter, Operand::Gradients, gradient_width);
             }
-            0 => reduce = messages(Phase::Weight, CollectiveKind::AllReduce, gradient_width),
-            _ => reduce = messages(Phase::Weight, CollectiveKind::ReduceScatter, gradient_width),
+            0 => reduce = messages(Phase::Weight, CollectiveKind::AllReduce, Operand::Gradients, gradient_width),
+            _ => reduce = messages(Phase::Weight, CollectiveKind::ReduceScatter, Operand::Gradients, gradient_width),
         }
         let Block { parameters, expert_parameters, .. } = block;
         let weights_in_backward = true;
@@ -251,7 +251,7 @@ impl Programs {
     pub fn work(&self, index: u32) -> Work {
         let Some(step) = self.step(index) else { return Work::default() };
         let Body::Run(steps) = &step.body else { return step.work() };
-        let parts = steps.iter().map(|step| self.work(*step));
+        let parts = steps.iter().map(|part| self.work(part.step));
         parts.fold(Work::default(), |sum, w| Work { flops: sum.flops + w.flops, bytes: sum.bytes + w.bytes })
     }
 
@@ -263,7 +263,7 @@ impl Programs {
             _ => &[],
         };
         let alone = step.filter(|_| parts.is_empty());
-        alone.into_iter().chain(parts.iter().filter_map(|part| self.step(*part)))
+        alone.into_iter().chain(parts.iter().filter_map(|part| self.step(part.step)))
     }
 
     /// A step by its place in the table.

@@ -1,18 +1,18 @@
 //! Kernels between two communications become one step, across the borders of layers.
 
 use super::program::{Placed, Programs};
-use super::{Body, Phase, Step};
+use super::{Body, Phase, RunPart, Step};
 use std::collections::BTreeMap;
 
 /// The runs of steps that have been entered into the table, and where.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    known: BTreeMap<Vec<u32>, u32>,
+    known: BTreeMap<Vec<RunPart>, u32>,
 }
 
 /// A step of the new list.
 enum Merged {
-    Compute { steps: Vec<u32>, phase: Phase, layer: u32 },
+    Compute { steps: Vec<RunPart>, phase: Phase, layer: u32 },
     Message { placed: Placed, joined: Option<usize> },
 }
 
@@ -56,15 +56,18 @@ impl Runs {
             } else {
                 let again = |phase: Phase| phase == Phase::Recompute;
                 match merged.last_mut() {
-                    Some(Merged::Compute { steps, phase, .. })
+                    Some(Merged::Compute { steps, phase, layer })
                         if !awaits && !apart && again(*phase) == again(step.phase) =>
                     {
-                        steps.push(placed.step);
+                        steps.push(RunPart {
+                            step: placed.step,
+                            layers: placed.layer.cast_signed() - layer.cast_signed(),
+                        });
                         moved[place] = merged.len() - 1;
                     }
                     _ => {
                         moved[place] = merged.len();
-                        let (steps, phase) = (vec![placed.step], step.phase);
+                        let (steps, phase) = (vec![RunPart { step: placed.step, layers: 0 }], step.phase);
                         merged.push(Merged::Compute { steps, phase, layer: placed.layer });
                     }
                 }
@@ -92,16 +95,16 @@ impl Runs {
     }
 
     /// The place in the table of a run of steps.
-    fn enter(&mut self, programs: &mut Programs, steps: Vec<u32>, phase: Phase) -> u32 {
-        if let [step] = steps.as_slice() {
-            return *step;
+    fn enter(&mut self, programs: &mut Programs, steps: Vec<RunPart>, phase: Phase) -> u32 {
+        if let [part] = steps.as_slice() {
+            return part.step;
         }
         if let Some(known) = self.known.get(&steps) {
             return *known;
         }
         let place = u32::try_from(programs.steps.len()).unwrap_or(u32::MAX);
-        let name = steps.first().and_then(|step| programs.step(*step)).map_or("", |step| step.name);
-        programs.steps.push(Step { phase, name, body: Body::Run(steps.clone()) });
+        let name = steps.first().and_then(|part| programs.step(part.step)).map_or("", |step| step.name);
+        programs.steps.push(Step { phase, name, body: Body::Run(steps.clone()), operations: Vec::new() });
         self.known.insert(steps, place);
         place
     }

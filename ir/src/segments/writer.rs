@@ -1,8 +1,8 @@
 //! Writes the steps of a block in order, kernels that follow one another in one segment.
 
-use super::kernel::{Collective, CollectiveKind, Kernel};
+use super::kernel::{Collective, Kernel};
+use super::operation::{Operand, Operation};
 use super::{Body, Phase, Step};
-use crate::mesh::Axis;
 
 /// Steps in the making.
 #[derive(Default)]
@@ -11,20 +11,21 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Adds kernels to the segment at the end, or begins one after a message or another phase.
-    pub(super) fn compute(&mut self, phase: Phase, name: &'static str, kernels: impl IntoIterator<Item = Kernel>) {
-        if let Some(Step { phase: last, body: Body::Compute(list), .. }) = self.steps.last_mut()
+    /// Adds an operation with its kernels to the segment at the end, or begins one after a message or another phase.
+    pub(super) fn compute(&mut self, phase: Phase, operation: Operation, kernels: impl IntoIterator<Item = Kernel>) {
+        if let Some(Step { phase: last, body: Body::Compute(list), operations, .. }) = self.steps.last_mut()
             && *last == phase
         {
             list.extend(kernels);
+            operations.push(operation);
             return;
         }
-        self.steps.push(Step { phase, name, body: Body::Compute(kernels.into_iter().collect()) });
+        let body = Body::Compute(kernels.into_iter().collect());
+        self.steps.push(Step { phase, name: operation.name(), body, operations: vec![operation] });
     }
 
     /// Adds a message that the step `joined_after` behind it waits for.
-    pub(super) fn send(&mut self, phase: Phase, kind: CollectiveKind, axis: Axis, bytes: u64, joined_after: usize) {
-        let body = Body::Communicate { collective: Collective { kind, axis, bytes }, joined_after };
-        self.steps.push(Step { phase, name: kind.name(), body });
+    pub(super) fn send(&mut self, phase: Phase, collective: Collective, operand: Operand, joined_after: usize) {
+        self.steps.push(Step::message(phase, collective, operand, joined_after));
     }
 }

@@ -134,7 +134,7 @@ impl AnalyticCost {
         }
         for (at, step) in facts.programs.steps.iter().enumerate() {
             if let Body::Run(parts) = &step.body {
-                steps[at] = parts.iter().filter_map(|part| steps.get(*part as usize)).sum();
+                steps[at] = parts.iter().filter_map(|part| steps.get(part.step as usize)).sum();
             }
         }
         let world = Mesh { data: u32::try_from(facts.mesh.devices()).unwrap_or(u32::MAX), ..Mesh::default() };
