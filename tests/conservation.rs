@@ -1,6 +1,7 @@
 //! What must not get lost: bytes, floating-point operations, memory, and time between the ways to simulate one plan.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use pipewright::ir::action::Op;
 use pipewright::ir::breakdown::{Breakdown, Part, Steps};
 use pipewright::ir::communication::{MessageKind, Network, traffic};
 use pipewright::ir::flops::{self, Flops, Throughput};
@@ -11,6 +12,7 @@ use pipewright::ir::metrics::Metrics;
 use pipewright::ir::plan::{self, Plan};
 use pipewright::ir::schedule::Schedule;
 use pipewright::ir::segments::{CollectiveKind, Programs};
+use pipewright::ir::task::{Lane, Task};
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::workload::{StageWorkload, Workload};
 use pipewright::sim::cost::AnalyticCost;
@@ -71,8 +73,19 @@ impl Case {
         simulate(&self.cut, &SegmentCost::new(&self.cost, &self.programs), &Options::default())
     }
 
+    /// How long a receive blocks a task of compute.
+    fn received(&self, task: &Task) -> f64 {
+        let [forward, backward] = self.cost.received[task.action.stage.index()];
+        match task.action.op {
+            _ if task.step.continues => 0.0,
+            Op::Forward => forward,
+            Op::FullBackward | Op::BackwardInput => backward,
+            _ => 0.0,
+        }
+    }
+
     fn breakdown(&self) -> Breakdown {
-        let steps = Steps { programs: &self.programs, times: &self.cost.steps };
+        let steps = Steps { programs: &self.programs, times: &self.cost.steps, received: &self.cost.received };
         Breakdown::of(&self.cut, &self.at_segments(), &self.whole, Some(&steps))
     }
 
@@ -419,7 +432,10 @@ fn messages_between_actions_only_save_time() {
 #[test]
 fn the_parts_of_a_step_sum_to_it_on_every_rank() {
     let more = plans(&sizes(2, 1, 2, 4), r#", "clip_grad": 1.0, "recompute": "full""#, SCHEDULES);
-    for case in cases().into_iter().chain(more.into_iter().map(Case::new)) {
+    let blocking: Vec<Case> =
+        plans(&sizes(2, 1, 2, 4), r#", "overlap_p2p_comm": false"#, SCHEDULES).into_iter().map(Case::new).collect();
+    assert!(blocking.iter().all(|case| case.cost.received.iter().flatten().any(|time| *time > 0.0)));
+    for case in cases().into_iter().chain(more.into_iter().map(Case::new)).chain(blocking) {
         let breakdown = case.breakdown();
         let shares = |parts: f64| (parts / breakdown.makespan - 1.0).abs() < 1e-12;
         assert!(shares(breakdown.mean().total()), "{}", case.named());
@@ -430,13 +446,16 @@ fn the_parts_of_a_step_sum_to_it_on_every_rank() {
         }
         // Compute is what the compute lane does, whatever else goes on.
         let metrics = Metrics::of(&case.cut, &case.at_segments());
-        for (rank, parts) in metrics.ranks.iter().zip(&breakdown.ranks) {
+        for (at, (rank, parts)) in metrics.ranks.iter().zip(&breakdown.ranks).enumerate() {
             let idle: f64 = Part::ALL
                 .iter()
                 .filter(|part| matches!(part, Part::Exposed(_) | Part::Bubble(_)))
                 .map(|part| parts.get(*part))
                 .sum();
-            assert!((idle - rank.idle).abs() < 1e-9 * breakdown.makespan, "{}", case.named());
+            // A receive that blocks is on the compute lane.
+            let compute = case.cut.program(Rank::at(at)).filter(|(_, task)| task.lane == Lane::Compute);
+            let blocked: f64 = compute.map(|(_, task)| case.received(task)).sum();
+            assert!((idle - blocked - rank.idle).abs() < 1e-9 * breakdown.makespan, "{}", case.named());
         }
     }
 }

@@ -358,7 +358,7 @@ fn plan_prints_what_people_need() {
         "384 devices = tp 4 x cp 1 x dp 8 x pp 12, innermost first",
         "48 nodes of 8 A100-SXM4-80GB",
         "2048 sequences = 8 replicas x 128 microbatches of 2, 2048 tokens each = 4194304 tokens",
-        "bf16, gradients fp32, flash attention, recompute none, ZeRO 1",
+        "bf16, gradients fp32, standard attention, recompute none, ZeRO 1",
         "0 4 8 12 ... 28",
         "1 to 10",
     ] {

@@ -89,7 +89,9 @@ impl Breakdown {
                 let mut first = true;
                 for (id, task) in tasks.map(|id| (id, schedule.task(id))).filter(|(_, t)| t.lane == Lane::Compute) {
                     let span = timeline.span(0, id);
-                    taking.parts.compute(task.action.op, shares_of(task), span.duration());
+                    let received = steps.map_or(0.0, |steps| steps.received(task)).min(span.duration());
+                    taking.receive(received);
+                    taking.parts.compute(task.action.op, shares_of(task), span.duration() - received);
                     if span.start > free {
                         let gap = Span { start: free, end: span.start };
                         let own = exposed(schedule, timeline, id, gap);

@@ -30,8 +30,9 @@ pub(crate) struct Predicted {
     pub(crate) lower_bound: Option<f64>,
     /// How fast a step is; `None` where costs are not those of a model on a cluster.
     pub(crate) throughput: Option<Throughput>,
-    /// At the detail of segments: times of the steps of the programs \[s\].
-    pub(crate) step_times: Vec<f64>,
+    /// At the detail of segments: times of the steps of the programs, and of receives that block each stage's forward and
+    /// backward \[s\].
+    pub(crate) step_times: (Vec<f64>, Vec<[f64; 2]>),
     /// Where every device was simulated, each of them, in the order of its number.
     pub(crate) devices: Vec<Device>,
 }
@@ -171,7 +172,7 @@ impl Costs {
         let whole = sound(plan, &self.workload(plan))?;
         let (unit, table, analytic, segment, programs);
         let mut cut = None;
-        let (mut throughput, mut step_times) = (None, Vec::new());
+        let (mut throughput, mut step_times) = (None, Default::default());
         let cost: &dyn CostModel = match self {
             Costs::Unit(costs) => {
                 unit = UnitCost::new(costs, &whole);
@@ -197,7 +198,7 @@ impl Costs {
                 if fineness.segments {
                     segment = SegmentCost::new(&analytic, &programs);
                     cut = Some(whole.segmented(&programs));
-                    step_times.clone_from(&analytic.steps);
+                    step_times = (analytic.steps.clone(), analytic.received.clone());
                     &segment
                 } else {
                     &analytic

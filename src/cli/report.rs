@@ -25,7 +25,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<u8, Failure> {
         let predicted = costs.predict_at(plan, &options, sends(&loaded), fineness)?;
         let whole = sound(plan, &costs.workload(plan))?;
         let programs = plan.programs().filter(|_| segments);
-        let steps = programs.as_ref().map(|programs| Steps { programs, times: &predicted.step_times });
+        let (times, received) = &predicted.step_times;
+        let steps = programs.as_ref().map(|programs| Steps { programs, times, received });
         let breakdown = Breakdown::of(&predicted.schedule, &predicted.timeline, &whole, steps.as_ref());
         let gpus_per_node = plan.cluster.as_ref().map_or(u32::MAX, |cluster| cluster.gpus_per_node());
         let network = Network { mesh: &plan.mesh, setup: &plan.setup, programs: programs.as_ref(), gpus_per_node };

@@ -48,6 +48,12 @@ impl Taking<'_> {
         }
     }
 
+    /// A message that blocks compute.
+    pub(super) fn receive(&mut self, time: f64) {
+        self.messages[PIPELINE].total += time;
+        self.expose(PIPELINE, time);
+    }
+
     fn expose(&mut self, axis: usize, time: f64) {
         self.messages[axis].exposed += time;
         self.parts.add(Part::Exposed(Breakdown::AXES[axis]), time);

@@ -3,7 +3,12 @@
 use crate::action::Op;
 use crate::explain::Cause;
 use crate::mesh::Axis;
+<<<<<<< HEAD
 use crate::segments::{Body, Phase, Programs, RunPart, Step};
+=======
+use crate::segments::{Body, Phase, Programs, Step};
+use crate::task::Task;
+>>>>>>> main
 
 /// A place for time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +145,21 @@ pub struct Steps<'a> {
     pub programs: &'a Programs,
     /// Times of [`Programs::steps`] \[s\].
     pub times: &'a [f64],
+    /// Of the first step of each stage's forward and backward, the time for which a receive blocks it \[s\].
+    pub received: &'a [[f64; 2]],
 }
 
 impl Steps<'_> {
+    /// How long a receive blocks a compute task.
+    pub(super) fn received(&self, task: &Task) -> f64 {
+        let Some([forward, backward]) = self.received.get(task.action.stage.index()) else { return 0.0 };
+        match task.action.op {
+            Op::Forward if !task.step.continues => *forward,
+            Op::FullBackward | Op::BackwardInput if !task.step.continues => *backward,
+            _ => 0.0,
+        }
+    }
+
     /// The shares of phases in a step of the table.
     pub(super) fn shares(&self, step: u32) -> Vec<(Phase, f64)> {
         let mut shares: Vec<(Phase, f64)> = Vec::new();

@@ -84,6 +84,8 @@ pub struct AnalyticCost {
     scatter_gather: bool,
     /// What each stage's forward and backward spend before they compute: on the host, and in a receive that blocks.
     before: Vec<[f64; 2]>,
+    /// Of that, the receive: 0 where messages go on beside compute \[s\].
+    pub received: Vec<[f64; 2]>,
     /// Whether receives block compute; otherwise a message is on its way beside it.
     blocking: bool,
     /// The norm of the gradients over all ranks.
@@ -146,12 +148,14 @@ impl AnalyticCost {
             gpus_per_node: facts.cluster.gpus_per_node(),
             scatter_gather: p.scatter_gather && !facts.setup.megatron_sequence_parallel,
             before: Vec::new(),
+            received: Vec::new(),
             blocking: !facts.setup.overlap_p2p,
             clip: 0.0,
             overlap_cost: p.overlap_cost.value,
             steps,
         };
-        cost.before = facts.placement.all_stages().map(|stage| cost.before(facts, stage)).collect();
+        cost.received = facts.placement.all_stages().map(|stage| cost.received(facts, stage)).collect();
+        cost.before = cost.received.iter().map(|times| times.map(|time| time + p.chunk_overhead.value)).collect();
         cost.clip = cost.links.collective(&norm, &world);
         cost.stages = facts.programs.stages.iter().map(|stage| cost.stage(facts, &device, stage)).collect();
         cost.gathers(facts);
@@ -186,14 +190,13 @@ impl AnalyticCost {
         }
     }
 
-    /// What a stage's forward and backward spend before they compute.
-    fn before(&self, facts: &Facts<'_>, stage: Stage) -> [f64; 2] {
+    /// How long a stage's forward and backward are blocked by receiving what they need.
+    fn received(&self, facts: &Facts<'_>, stage: Stage) -> [f64; 2] {
         let placement = facts.placement;
         [placement.previous(stage), placement.next(stage)].map(|other| {
             let ranks = other.and_then(|other| placement.rank_of(other)).zip(placement.rank_of(stage));
             let received = ranks.filter(|(from, to)| self.blocking && from != to);
-            let message = received.map_or(0.0, |(from, to)| self.hop(facts.message_bytes, from.0, to.0));
-            facts.parameters.chunk_overhead.value + message
+            received.map_or(0.0, |(from, to)| self.hop(facts.message_bytes, from.0, to.0))
         })
     }
 
