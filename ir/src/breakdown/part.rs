@@ -3,12 +3,8 @@
 use crate::action::Op;
 use crate::explain::Cause;
 use crate::mesh::Axis;
-<<<<<<< HEAD
 use crate::segments::{Body, Phase, Programs, RunPart, Step};
-=======
-use crate::segments::{Body, Phase, Programs, Step};
 use crate::task::Task;
->>>>>>> main
 
 /// A place for time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
