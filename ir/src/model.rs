@@ -5,12 +5,14 @@
 mod describe;
 mod flops;
 mod hugging_face;
+mod numerics;
 mod padding;
 mod parameters;
 mod presets;
 mod weights;
 
 pub use hugging_face::import;
+pub use numerics::{ActivationFunction, Numerics, RopeScaling};
 pub use padding::padded_vocab_size;
 pub use presets::{preset, preset_names};
 pub use weights::{Split, Weight};
@@ -65,6 +67,8 @@ pub struct ModelShape {
     pub mixture_of_experts: Option<MixtureOfExperts>,
     /// Layers of multi-token prediction behind the model (DeepSeek-V3), counted apart.
     pub mtp_num_layers: u32,
+    /// What a forward needs beside the shape; no count depends on it.
+    pub numerics: Numerics,
 }
 
 /// Kinds of norms, with Megatron's names.
@@ -158,6 +162,7 @@ impl ModelShape {
             embedding_norm: false,
             mixture_of_experts: None,
             mtp_num_layers: 0,
+            numerics: Numerics::default(),
         }
     }
 
@@ -178,13 +183,13 @@ impl ModelShape {
         (u64::from(dense), u64::from(part.layers.len().saturating_sub(dense)))
     }
 
-    /// Whether this is [`ModelShape::gpt`] but for the inner size of the MLP and the tying of the head.
+    /// Whether this is [`ModelShape::gpt`] but for the inner size of the MLP, the tying of the head and its numerics.
     pub fn is_gpt(&self) -> bool {
         self.unlike_gpt().is_none()
     }
 
-    /// The first thing that [`ModelShape::gpt`] has differently, in words; its MLP may have any inner size and its head may
-    /// be tied or not.
+    /// The first thing that [`ModelShape::gpt`] has differently, in words; its MLP may have any inner size, its head may be
+    /// tied or not, and its numerics are its own.
     pub fn unlike_gpt(&self) -> Option<&'static str> {
         let gpt = Self::gpt(
             self.num_layers,
@@ -220,9 +225,11 @@ mod tests {
     #[test]
     fn a_gpt_may_have_any_ffn_and_head_but_nothing_else() {
         let gpt = ModelShape::gpt(4, 16, 2, 32, 12);
-        let free = ModelShape { ffn_hidden_size: 48, untie_embeddings_and_output_weights: true, ..gpt };
+        let free = ModelShape { ffn_hidden_size: 48, untie_embeddings_and_output_weights: true, ..gpt.clone() };
         assert!(gpt.is_gpt() && free.is_gpt());
-        assert_eq!(ModelShape { num_query_groups: 1, ..gpt }.unlike_gpt(), Some("grouped-query attention"));
+        assert_eq!(ModelShape { num_query_groups: 1, ..gpt.clone() }.unlike_gpt(), Some("grouped-query attention"));
+        let numerics = Numerics { activation: ActivationFunction::GeluTanh, ..Numerics::default() };
+        assert!(ModelShape { numerics, ..gpt.clone() }.is_gpt());
         assert_eq!(ModelShape { normalization: Normalization::RmsNorm, ..gpt }.unlike_gpt(), Some("RMSNorm"));
     }
 }

@@ -22,8 +22,10 @@ pub struct Setup {
     pub megatron_sequence_parallel: bool,
     /// ZeRO stage, 0 to 3.
     pub zero_stage: u32,
-    /// Whether attention and layers drop out.
-    pub dropout: bool,
+    /// Part of the hidden states that drops out, behind the embedding, attention and MLP; from 0 to below 1.
+    pub hidden_dropout: f64,
+    /// Part of the attention probabilities that drops out; from 0 to below 1.
+    pub attention_dropout: f64,
     /// Largest norm of the gradients, where they are clipped to one.
     pub clip_grad: Option<f64>,
     /// Whether gradients are reduced beside the backwards that make them.
@@ -54,7 +56,8 @@ impl Default for Setup {
             sequence_parallel: SequenceParallel::None,
             megatron_sequence_parallel: false,
             zero_stage: 0,
-            dropout: false,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
             clip_grad: None,
             overlap_grad_reduce: false,
             overlap_param_gather: false,
@@ -69,6 +72,21 @@ impl Default for Setup {
 }
 
 impl Setup {
+    /// Whether anything drops out.
+    pub fn dropout(&self) -> bool {
+        self.drops_hidden() || self.drops_attention()
+    }
+
+    /// Whether hidden states drop out.
+    pub fn drops_hidden(&self) -> bool {
+        self.hidden_dropout > 0.0
+    }
+
+    /// Whether attention probabilities drop out.
+    pub fn drops_attention(&self) -> bool {
+        self.attention_dropout > 0.0
+    }
+
     /// What backward of a stage computes again.
     pub fn recompute_of(&self, stage: usize) -> Recompute {
         let last = self.recompute.last().copied().unwrap_or(Recompute::None);

@@ -296,7 +296,7 @@ fn refuse_unsupported(loaded: &Loaded, plan: &Plan) -> Result<(), Failure> {
             "recomputation",
             "\"none\"",
         ),
-        (setup.dropout, "training.dropout", "dropout", "false"),
+        (setup.dropout(), "training.dropout", "dropout", "false"),
         (setup.clip_grad.is_some(), "training.clip_grad", "gradient clipping", "0"),
     ];
     match unsupported.into_iter().find(|(wanted, ..)| *wanted) {

@@ -13,7 +13,7 @@ use pipewright::ir::task::MemoryClass;
 
 /// Training of a GPT in 16 bits with dropout and standard attention, as in Korthikanti et al.
 pub(crate) fn mixed() -> Setup {
-    Setup { dtype: Dtype::Fp16, dropout: true, ..Setup::default() }
+    Setup { dtype: Dtype::Fp16, hidden_dropout: 0.1, attention_dropout: 0.1, ..Setup::default() }
 }
 
 /// A GPT of Korthikanti et al., 8 tensor-parallel ranks.

@@ -135,7 +135,7 @@ pub fn layer(cut: &Cut<'_>, experts: bool) -> Vec<Kept> {
     if model.post_norms {
         table.add("MLP output", "norm behind the MLP", h, Divided::Sequence, Until::Input);
     }
-    if cut.setup.dropout {
+    if cut.setup.drops_hidden() {
         table.add_wide("dropout mask behind the MLP", "bias-dropout-add", h, Divided::Sequence, MASK);
     }
     table.rows
@@ -171,7 +171,7 @@ fn attention(cut: &Cut<'_>, table: &mut Table) {
     if cut.setup.attention == Attention::Standard {
         let scores = heads.saturating_mul(cut.seq_length);
         table.add_scores("softmax output", "softmax", scores, table.width);
-        if cut.setup.dropout {
+        if cut.setup.drops_attention() {
             table.add_scores("probabilities behind dropout", "product with the values", scores, table.width);
             table.add_scores("attention dropout mask", "dropout", scores, MASK);
         }
@@ -186,7 +186,7 @@ fn attention(cut: &Cut<'_>, table: &mut Table) {
     if model.post_norms {
         table.add("attention output", "norm behind attention", h, Divided::Sequence, Until::Input);
     }
-    if cut.setup.dropout {
+    if cut.setup.drops_hidden() {
         table.add_wide("dropout mask behind attention", "bias-dropout-add", h, Divided::Sequence, MASK);
     }
 }

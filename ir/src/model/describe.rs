@@ -1,6 +1,6 @@
 //! A shape in words, for titles and for telling jobs apart.
 //!
-//! One law: two shapes that differ are described differently.
+//! One law: two shapes that differ in more than their numerics, which cost nothing, are described differently.
 
 use super::{ModelShape, Normalization, PositionEmbedding};
 

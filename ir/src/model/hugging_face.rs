@@ -5,6 +5,7 @@
 
 mod families;
 mod fields;
+mod numerics;
 
 use crate::fault::Fault;
 use crate::scenario::Model;
@@ -29,5 +30,6 @@ pub fn import(config: &Value) -> Result<Model, Vec<Fault>> {
     };
     let mut fields = Fields::new(config, model_type);
     let model = read(&mut fields);
+    let model = model.or(numerics::numerics(&mut fields, model_type));
     fields.finish(model)
 }

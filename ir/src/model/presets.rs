@@ -3,6 +3,8 @@
 //! One law: a preset is only the fields that a scenario could have written itself; [`preset`] gives them for the scenario's
 //! own to override.
 
+mod numerics;
+
 use super::{Normalization, PositionEmbedding};
 use crate::scenario::Model;
 
@@ -161,7 +163,7 @@ pub fn preset(name: &str) -> Option<Model> {
         num_query_groups: Some(groups).filter(|groups| *groups != heads),
         ..Model::default()
     };
-    Some(kind.fields().or(model))
+    Some(kind.fields().or(model).or(numerics::numerics(name)))
 }
 
 impl Kind {

@@ -6,7 +6,8 @@ mod checks;
 
 use crate::fault::{Fault, FilePlace};
 use crate::model::{
-    self, LatentAttention, MixtureOfExperts, ModelShape, Normalization, PositionEmbedding, padded_vocab_size,
+    self, ActivationFunction, LatentAttention, MixtureOfExperts, ModelShape, Normalization, Numerics,
+    PositionEmbedding, padded_vocab_size,
 };
 use crate::scenario::{Model, Scenario};
 
@@ -44,6 +45,7 @@ pub fn model_shape(written: &Model, tp: u32, seq_length: Option<u32>) -> Result<
     checks::sizes(&model, seq_length, &mut faults);
     checks::heads(&model, &mut faults);
     checks::parts(&model, &mut faults);
+    checks::numerics(&model, &mut faults);
     let position_embedding = model.position_embedding_type.unwrap_or(PositionEmbedding::Learned);
     let seq = seq_length.unwrap_or(0);
     if position_embedding == PositionEmbedding::Learned && positions < seq {
@@ -75,6 +77,7 @@ pub fn model_shape(written: &Model, tp: u32, seq_length: Option<u32>) -> Result<
         embedding_norm: model.embedding_norm.unwrap_or(false),
         mixture_of_experts: mixture_of_experts(&model),
         mtp_num_layers: model.mtp_num_layers.unwrap_or(0),
+        numerics: numerics(&model),
         ..gpt
     })
 }
@@ -164,4 +167,21 @@ fn mixture_of_experts(model: &Model) -> Option<MixtureOfExperts> {
         first_dense_layers: model.first_dense_layers.unwrap_or(0),
         router_bias: model.moe_router_enable_expert_bias.unwrap_or(false),
     })
+}
+
+fn numerics(model: &Model) -> Numerics {
+    let default = Numerics::default();
+    let gated = model.swiglu == Some(true);
+    Numerics {
+        layernorm_epsilon: model.layernorm_epsilon.unwrap_or(default.layernorm_epsilon),
+        rotary_base: model.rotary_base.unwrap_or(default.rotary_base),
+        rotary_percent: model.rotary_percent.unwrap_or(default.rotary_percent),
+        rope_scaling: model.rope_scaling.clone(),
+        activation: match &model.activation_function {
+            Some(activation) => activation.clone(),
+            None if gated => ActivationFunction::Silu,
+            None => default.activation,
+        },
+        initializer_range: model.initializer_range.unwrap_or(default.initializer_range),
+    }
 }

@@ -10,6 +10,8 @@ use crate::setup::Setup;
 
 /// Norm to which Megatron clips gradients unless told otherwise.
 const MEGATRON_CLIP_GRAD: f64 = 1.0;
+/// Megatron's rates of dropout unless told otherwise.
+const MEGATRON_DROPOUT: f64 = 0.1;
 
 pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mesh, faults: &mut Vec<Fault>) -> Setup {
     let parallel = &scenario.parallel;
@@ -38,6 +40,17 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
     let (sequence_parallel, megatron_sequence_parallel) = sequence_parallel(scenario, mesh);
     let off = |switch: Option<bool>| switch.unwrap_or(false);
     let on = |switch: Option<bool>| switch.unwrap_or(true);
+    let usual = if off(training.dropout) { MEGATRON_DROPOUT } else { 0.0 };
+    let mut rate = |key: &str, written: Option<f64>| {
+        let rate = written.unwrap_or(usual);
+        if !(0.0..1.0).contains(&rate) {
+            let path = format!("training.{key}");
+            let message = format!("{path} is {rate}; a rate is from 0 to below 1");
+            let help = if rate < 0.0 { "use 0 (off)" } else { "use less than 1; 0.1 is usual" };
+            faults.push(Fault::new(path, "setup::dropout", message, help));
+        }
+        rate
+    };
     Setup {
         dtype,
         gradient_dtype,
@@ -49,7 +62,8 @@ pub(super) fn resolve(scenario: &Scenario, cluster: Option<&Cluster>, mesh: &Mes
         sequence_parallel,
         megatron_sequence_parallel,
         zero_stage: parallel.zero_stage.unwrap_or(0).min(3),
-        dropout: off(training.dropout),
+        hidden_dropout: rate("hidden_dropout", training.hidden_dropout),
+        attention_dropout: rate("attention_dropout", training.attention_dropout),
         clip_grad: clip_grad.filter(|norm| *norm > 0.0),
         overlap_grad_reduce: off(training.overlap_grad_reduce),
         overlap_param_gather: off(training.overlap_param_gather),

@@ -2,7 +2,8 @@
 //!
 //! One law: every field may be left out; what stands here overrides the preset or config.json below it.
 
-use crate::model::{Normalization, PositionEmbedding};
+use crate::model::{ActivationFunction, Normalization, PositionEmbedding, RopeScaling};
+use ordered_float::OrderedFloat;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +78,22 @@ pub struct Model {
     pub v_head_dim: Option<u32>,
     /// Layers of multi-token prediction behind the model. Default 0.
     pub mtp_num_layers: Option<u32>,
+    /// What the norms add to the variance. Default 1e-5.
+    #[schemars(with = "Option<f64>")]
+    pub layernorm_epsilon: Option<OrderedFloat<f64>>,
+    /// Rotary positions: base of their wavelengths. Default 10000.
+    #[schemars(with = "Option<f64>")]
+    pub rotary_base: Option<OrderedFloat<f64>>,
+    /// Rotary positions: the part of a head that they turn, above 0 and up to 1. Default 1.
+    #[schemars(with = "Option<f64>")]
+    pub rotary_percent: Option<OrderedFloat<f64>>,
+    /// Rotary positions: how they are stretched beyond the length of the first training. Default: they are not.
+    pub rope_scaling: Option<RopeScaling>,
+    /// What the MLP applies between its linear layers. Default `gelu`, and `silu` with `swiglu`.
+    pub activation_function: Option<ActivationFunction>,
+    /// Standard deviation of the first weights. Default 0.02.
+    #[schemars(with = "Option<f64>")]
+    pub initializer_range: Option<OrderedFloat<f64>>,
 }
 
 impl Model {
@@ -120,6 +137,12 @@ impl Model {
             qk_pos_emb_head_dim: self.qk_pos_emb_head_dim.or(base.qk_pos_emb_head_dim),
             v_head_dim: self.v_head_dim.or(base.v_head_dim),
             mtp_num_layers: self.mtp_num_layers.or(base.mtp_num_layers),
+            layernorm_epsilon: self.layernorm_epsilon.or(base.layernorm_epsilon),
+            rotary_base: self.rotary_base.or(base.rotary_base),
+            rotary_percent: self.rotary_percent.or(base.rotary_percent),
+            rope_scaling: self.rope_scaling.or(base.rope_scaling),
+            activation_function: self.activation_function.or(base.activation_function),
+            initializer_range: self.initializer_range.or(base.initializer_range),
         }
     }
 }

@@ -94,8 +94,12 @@ pub struct Training {
     pub recompute: Option<OneOrMany<Recompute>>,
     /// How attention is computed. Default on a cluster `flash`, where its GPUs can; `standard` without one.
     pub attention: Option<Attention>,
-    /// Whether attention and layers drop out. Default false.
+    /// Whether attention and layers drop out, a tenth unless told otherwise. Default false.
     pub dropout: Option<bool>,
+    /// Part of the hidden states that drops out, from 0 to below 1. Default 0.1 with `dropout`, else 0.
+    pub hidden_dropout: Option<f64>,
+    /// Part of the attention probabilities that drops out, from 0 to below 1. Default 0.1 with `dropout`, else 0.
+    pub attention_dropout: Option<f64>,
     /// Largest norm of the gradients, to which they are scaled down; 0 turns it off. Default on a cluster 1; off without
     /// one.
     pub clip_grad: Option<f64>,
@@ -133,6 +137,8 @@ impl Training {
             recompute: self.recompute.clone().or_else(|| base.recompute.clone()),
             attention: self.attention.or(base.attention),
             dropout: self.dropout.or(base.dropout),
+            hidden_dropout: self.hidden_dropout.or(base.hidden_dropout),
+            attention_dropout: self.attention_dropout.or(base.attention_dropout),
             clip_grad: self.clip_grad.or(base.clip_grad),
             overlap_grad_reduce: self.overlap_grad_reduce.or(base.overlap_grad_reduce),
             overlap_param_gather: self.overlap_param_gather.or(base.overlap_param_gather),

@@ -213,8 +213,8 @@ impl<'a> Attention<'a> {
         let count = batch * heads;
         let gemm = |m, n, k| Kernel::Gemm { m, n, k, count, width, output: width, grouped: false };
         let scores = count * queries * keys;
-        let dropout = if self.cut.setup.dropout { 2 * width + 1 } else { 0 };
-        let launches = 1 + u32::from(self.cut.setup.dropout);
+        let dropout = if self.cut.setup.drops_attention() { 2 * width + 1 } else { 0 };
+        let launches = 1 + u32::from(self.cut.setup.drops_attention());
         // Biases are added, and heads put in order for the batched multiplications and back: all read and written once.
         let copies = elementwise(2 * self.around_the_core().iter().sum::<u64>(), 2);
         if backward {

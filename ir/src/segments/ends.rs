@@ -20,7 +20,7 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
     let mut w = Writer::default();
     w.compute(Phase::Forward, Operation::Embedding, [elementwise(2 * numbers * width, 1)]);
     border.reduce(&mut w, Phase::Forward, 1);
-    if learned || cut.setup.dropout {
+    if learned || cut.setup.drops_hidden() {
         border.add(&mut w, Phase::Forward, Site::Embedding);
     }
     if model.embedding_norm {

@@ -117,14 +117,14 @@ impl<'a> Border<'a> {
 
     /// Bias, dropout and the residual, forward: reads two, writes one, and the dropout's mask of a byte.
     pub(super) fn add(&self, w: &mut Writer, phase: Phase, site: Site) {
-        let mask = u64::from(self.cut.setup.dropout);
+        let mask = u64::from(self.cut.setup.drops_hidden());
         w.compute(phase, Operation::Residual(site), [elementwise(self.numbers * (3 * self.cut.width() + mask), 1)]);
     }
 
     /// Backward of the same: the mask once more, and the sum of the two gradients that meet at the residual.
     pub(super) fn add_backward(&self, w: &mut Writer, site: Site) {
-        let dropout = if self.cut.setup.dropout { 2 * self.cut.width() + 1 } else { 0 };
-        let launches = 1 + u32::from(self.cut.setup.dropout);
+        let dropout = if self.cut.setup.drops_hidden() { 2 * self.cut.width() + 1 } else { 0 };
+        let launches = 1 + u32::from(self.cut.setup.drops_hidden());
         w.compute(
             Phase::Input,
             Operation::Residual(site),

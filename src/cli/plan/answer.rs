@@ -219,7 +219,7 @@ fn training_row(setup: &Setup) -> TrainingRow {
         recompute: setup.recompute.iter().copied().map(Recompute::name).collect(),
         sequence_parallel: megatron.into_iter().chain(over_context).map(SequenceParallel::name).collect(),
         zero_stage: setup.zero_stage,
-        dropout: setup.dropout,
+        dropout: setup.dropout(),
         clip_grad: setup.clip_grad,
         overlap_grad_reduce: setup.overlap_grad_reduce,
         overlap_param_gather: setup.overlap_param_gather,

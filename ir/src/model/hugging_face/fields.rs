@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(super) struct Fields<'a> {
     config: &'a Value,
     /// `text_config.` where the language model is a part of the config.
-    prefix: &'static str,
+    prefix: String,
     model_type: &'a str,
     faults: Vec<Fault>,
 }
@@ -19,8 +19,8 @@ pub(super) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(super) fn new(config: &'a Value, model_type: &'a str) -> Self {
         match config.get("text_config") {
-            Some(text) => Self { config: text, prefix: "text_config.", model_type, faults: Vec::new() },
-            None => Self { config, prefix: "", model_type, faults: Vec::new() },
+            Some(text) => Self { config: text, prefix: "text_config.".to_owned(), model_type, faults: Vec::new() },
+            None => Self { config, prefix: String::new(), model_type, faults: Vec::new() },
         }
     }
 
@@ -63,6 +63,53 @@ impl<'a> Fields<'a> {
             return None;
         }
         self.number(names)
+    }
+
+    /// Any number under the first of its names that is there, in the file or in its `rope_parameters`, where newer files
+    /// keep those of rotary positions.
+    pub(super) fn decimal(&mut self, names: &[&'static str]) -> Option<f64> {
+        let nested = self.config.get("rope_parameters").unwrap_or(&Value::Null);
+        let there = |config: &'a Value| {
+            names.iter().find_map(|name| config.get(*name).filter(|v| !v.is_null()).map(|value| (*name, value)))
+        };
+        let (name, value) = there(self.config).or_else(|| there(nested))?;
+        let number = value.as_f64();
+        if number.is_none() {
+            self.fault(name, "hf-config::number", format!("`{name}` is {value}, not a number"), String::new());
+        }
+        number
+    }
+
+    /// A number that the part it stands in cannot do without.
+    pub(super) fn needed_decimal(&mut self, name: &'static str) -> Option<f64> {
+        if self.find(&[name]).is_none() {
+            let help = format!("a config.json of model type {} has it", self.model_type);
+            self.fault(name, "hf-config::missing", format!("`{name}` is missing"), help);
+            return None;
+        }
+        self.decimal(&[name])
+    }
+
+    /// A word under the first of its names that is there.
+    pub(super) fn text(&mut self, names: &[&'static str]) -> Option<&'a str> {
+        let (name, value) = self.find(names)?;
+        let text = value.as_str();
+        if text.is_none() {
+            self.fault(name, "hf-config::text", format!("`{name}` is {value}, not a word"), String::new());
+        }
+        text
+    }
+
+    /// The fields of an object among them; its faults come back by [`Fields::absorb`].
+    pub(super) fn part(&self, name: &'static str) -> Option<Self> {
+        let (_, config) = self.find(&[name])?;
+        let prefix = format!("{}{name}.", self.prefix);
+        Some(Self { config, prefix, model_type: self.model_type, faults: Vec::new() })
+    }
+
+    /// Takes over the faults of a part.
+    pub(super) fn absorb(&mut self, part: Self) {
+        self.faults.extend(part.faults);
     }
 
     /// A yes or no.

@@ -4,6 +4,7 @@
 
 use super::super::nearest_divisors;
 use crate::fault::Fault;
+use crate::model::RopeScaling;
 use crate::scenario::Model;
 
 /// The fields that have no default.
@@ -139,5 +140,35 @@ pub(super) fn parts(model: &Model, faults: &mut Vec<Fault>) {
             let help = format!("use {layers} or less");
             faults.push(Fault::new("model.first_dense_layers", "model::dense", message, help));
         }
+    }
+}
+
+/// Numbers that no norm, rotary position or first weight can have.
+pub(super) fn numerics(model: &Model, faults: &mut Vec<Fault>) {
+    let mut within = |key: &str, value: Option<f64>, least: f64, most: f64, usual: &str| {
+        let Some(value) = value.filter(|value| !(least..=most).contains(value)) else { return };
+        let path = format!("model.{key}");
+        let message = format!("{path} is {value}; it is from {least} to {most}");
+        let nearest = if value < least { least } else { most };
+        faults.push(Fault::new(&path, "model::number", message, format!("use {nearest}; {usual} is usual")));
+    };
+    let number = |value: Option<ordered_float::OrderedFloat<f64>>| value.map(|value| value.0);
+    within("layernorm_epsilon", number(model.layernorm_epsilon), 0.0, 1.0, "1e-5");
+    within("rotary_base", number(model.rotary_base), 1.0, 1e12, "10000");
+    within("rotary_percent", number(model.rotary_percent), 1e-3, 1.0, "1");
+    within("initializer_range", number(model.initializer_range), 0.0, 1e3, "0.02");
+    let factor = match &model.rope_scaling {
+        Some(RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. }) => Some(factor.0),
+        Some(RopeScaling::Other { .. }) | None => None,
+    };
+    within("rope_scaling.factor", factor, 1.0, 1e6, "8");
+    let Some(RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. }) = &model.rope_scaling else {
+        return;
+    };
+    if !(low.0 > 0.0 && low < high) {
+        let message =
+            format!("low_freq_factor is {low} and high_freq_factor {high}; the low one is above 0 and below the high");
+        let help = "use 1 and 4, as Llama 3.1 has";
+        faults.push(Fault::new("model.rope_scaling.low_freq_factor", "model::rope-scaling", message, help));
     }
 }
