@@ -1,7 +1,5 @@
 //! What can end a run: always with the rank, the task and what it waited for.
 
-use crate::autodiff::AutodiffError;
-use crate::parameters::ParameterError;
 use crate::transport::TransportError;
 use pipewright_ir::ids::{Microbatch, Rank};
 
@@ -54,12 +52,20 @@ pub enum TaskError {
     /// A message did not come or go.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// burn refused a backward.
-    #[error(transparent)]
-    Autodiff(#[from] AutodiffError),
-    /// A gradient that is not there.
-    #[error(transparent)]
-    Parameter(#[from] ParameterError),
+    /// A gradient is not a number any more.
+    #[error("the gradient of {name} is not finite; lower the learning rate, or clip the gradients")]
+    GradientNotFinite {
+        /// Hugging Face name of the parameter.
+        name: String,
+    },
+    /// Two copies of a stage that do not go together.
+    #[error("this copy of the stage has {own} gradient values, the other one {other}")]
+    Copies {
+        /// Values of this copy.
+        own: usize,
+        /// Values of the other.
+        other: usize,
+    },
     /// The loss is not a number any more.
     #[error("the loss of microbatch {microbatch} is {loss}; lower the learning rate")]
     NotFinite {

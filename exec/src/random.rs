@@ -22,6 +22,11 @@ pub(crate) fn named_stream(seed: u64, name: &str) -> ChaCha8Rng {
     stream(seed, [words[0], words[1], name.len() as u64])
 }
 
+/// A number of a seed and two words, for what counts on its own from there.
+pub(crate) fn key(seed: u64, words: [u64; 2]) -> u64 {
+    stream(seed, [words[0], words[1], u64::MAX]).next_u64()
+}
+
 /// An even draw from `0 .. n` (0 for `n = 0`): the high half of a 64 x 64 bit product, uneven by less than `n / 2^64`.
 pub(crate) fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
     ((u128::from(rng.next_u64()) * n as u128) >> 64) as usize

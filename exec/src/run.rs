@@ -7,15 +7,18 @@ use crate::error::{RunError, TaskError};
 use crate::gate::Gate;
 use crate::memory;
 use crate::optimizer::OptimizerConfig;
-use crate::parameters;
+use crate::pieces::{self, Piece};
 use crate::stage_module::StageModule;
-use crate::stage_runner::StageRunner;
 use crate::transport::threads::mesh;
 use crate::transport::{AbortHandle, Transport, TransportError};
 use crate::worker::{Batches, Context, Failure, Note, Worker};
+use crate::world::Place;
 use burn::tensor::Device;
 use pipewright_ir::ids::{Rank, Stage};
+use pipewright_ir::mesh::Mesh;
 use pipewright_ir::schedule::Schedule;
+use pipewright_ir::segments::Programs;
+use pipewright_ir::setup::Setup;
 use pipewright_ir::timeline::{MemorySample, Source, Span, Timeline};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,10 +51,12 @@ pub struct Run {
     pub losses: Vec<f64>,
     /// When every task ran, with counted memory where the binary counts it.
     pub timeline: Timeline,
-    /// Each step's gradients, where they were kept: what lives on several ranks (a tied embedding, a stage with a copy in
-    /// the other pipe) appears once for each copy.
+    /// Norm of all gradients of each step, before they are clipped; empty where they are not.
+    pub norms: Vec<f64>,
+    /// Each step's gradients as the optimizer sees them, where they were kept, put together from all devices: a tensor of
+    /// which devices hold different bits appears more than once.
     pub gradients: Vec<Named>,
-    /// Parameters after each step, where they were kept, each copy as with the gradients.
+    /// Parameters after each step, where they were kept, likewise.
     pub parameters: Vec<Named>,
 }
 
@@ -67,34 +72,54 @@ struct StepReport {
     rank: Rank,
     step: u64,
     loss: Option<f64>,
+    norm: Option<f64>,
+    /// Of the device that stands for its pipeline rank.
     notes: Vec<Note>,
-    gradients: Named,
-    parameters: Named,
+    gradients: Vec<Piece>,
+    parameters: Vec<Piece>,
 }
 
-/// Builds the part of the model that a stage holds, on a rank's (autodiff) device.
-pub trait Build<M>: Fn(Stage, &Device) -> Result<M, String> + Sync {}
+/// Builds the part of the model that a stage holds, on device number `usize` of the mesh.
+pub trait Build<M>: Fn(Stage, usize, &Device) -> Result<M, String> + Sync {}
 
-impl<M, F: Fn(Stage, &Device) -> Result<M, String> + Sync> Build<M> for F {}
+impl<M, F: Fn(Stage, usize, &Device) -> Result<M, String> + Sync> Build<M> for F {}
 
-/// Runs `schedule` with a device a rank. `on_step` is told each finished step and its loss, in order.
+/// What is run: a schedule at the detail of segments and everything that it was made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// The schedule.
+    pub schedule: &'a Schedule,
+    /// What its compute tasks are made of.
+    pub programs: &'a Programs,
+    /// The devices.
+    pub mesh: &'a Mesh,
+    /// Numbers and switches.
+    pub setup: &'a Setup,
+}
+
+/// Runs a schedule with a device for every place of the mesh. `on_step` is told each finished step and its loss, in order.
 ///
 /// # Errors
 /// The first failure of any rank.
 pub fn run<M: StageModule>(
-    schedule: &Schedule,
+    job: Job<'_>,
     devices: &[Device],
     build: &impl Build<M>,
     batches: &(impl Batches + ?Sized),
     options: &RunOptions,
     on_step: &mut dyn FnMut(u64, f64),
 ) -> Result<Run, RunError> {
-    let ranks = schedule.ranks();
+    let schedule = job.schedule;
+    let ranks = usize::try_from(job.mesh.devices()).unwrap_or(usize::MAX);
     if devices.len() != ranks {
         return Err(RunError::Devices { devices: devices.len(), ranks });
     }
     let context = Context {
         schedule,
+        programs: job.programs,
+        setup: job.setup,
+        data_parallel: job.mesh.data.max(1),
+        optimizer: &options.optimizer,
         batches,
         epoch: Instant::now(),
         timeout: options.timeout,
@@ -103,13 +128,14 @@ pub fn run<M: StageModule>(
     let gate = Gate::new(ranks);
     let first_error = Mutex::new(None);
     let (reports, inbox) = channel::<StepReport>();
-    let mut collected = Collected::new(schedule, options);
+    let mut collected = Collected::new(schedule, ranks, options);
     std::thread::scope(|scope| {
         for (transport, device) in mesh(ranks).into_iter().zip(devices) {
             let (rank, abort, reports) = (transport.rank(), transport.abort_handle(), reports.clone());
             let (context, gate, first_error) = (&context, &gate, &first_error);
             scope.spawn(move || {
-                let work = || work(context, gate, transport, device, build, options, &reports);
+                let place = Place::new(job.mesh, rank.index());
+                let work = || work(context, gate, place, transport, device, build, options, &reports);
                 let result = catch_unwind(AssertUnwindSafe(work))
                     .unwrap_or_else(|panic| Err(RunError::Panic { rank, message: panic_message(panic.as_ref()) }));
                 if let Err(error) = result {
@@ -149,10 +175,12 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// The life of one rank.
+/// The life of one device.
+#[expect(clippy::too_many_arguments, reason = "a thread's whole world, given once")]
 fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
     context: &Context<'_, B>,
     gate: &Gate,
+    place: Place,
     transport: T,
     device: &Device,
     build: &impl Build<M>,
@@ -162,30 +190,36 @@ fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
     let (rank, abort) = (transport.rank(), transport.abort_handle());
     let _charged = memory::enter_rank(rank);
     let foreign = memory::live(memory::slot_of(rank));
-    let training = device.clone().autodiff();
+    let (shares, share) = (place.replicas() as usize, place.replica() as usize);
+    let zero = context.setup.zero_stage;
     let mut stages = BTreeMap::new();
-    for stage in context.schedule.placement().stages_of(rank) {
-        let module =
-            build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
-        stages.insert(stage, StageRunner::new(module, options.optimizer));
+    for stage in context.schedule.placement().stages_of(place.rank()) {
+        let mut module =
+            build(stage, rank.index(), device).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
+        if zero > 0 && shares > 1 {
+            let parameters = module.blocks_mut().iter_mut().flat_map(|block| &mut block.parameters);
+            parameters.for_each(|parameter| parameter.share_out(shares, share, zero == 3));
+        }
+        stages.insert(stage, module);
     }
-    let mut worker = Worker::new(context, device.clone(), transport, stages, foreign);
+    // Of ranks that compute the same loss one reports it.
+    let reports_loss = place.tensor_rank() == 0;
+    let representative = place.is_representative();
+    let mut worker = Worker::new(context, place, device.clone(), transport, stages, foreign);
     for step in 0..options.steps {
         gate.wait(&abort);
         let failed = |Failure { task, reason }| RunError::Task { rank, task: task.to_string(), step, reason };
         worker.run_step(step).map_err(failed)?;
         tracing::debug!(rank = rank.0, step, tasks = worker.notes.len(), loss = worker.loss, "step done");
-        let mut parameters = Named::new();
-        if options.keep_gradients {
-            for runner in worker.stages.values() {
-                parameters.extend(runner.module().map(parameters::parameters_by_name).unwrap_or_default());
-            }
-        }
+        let kept = |module: &M| pieces::parameters(module.blocks());
+        let parameters =
+            if options.keep_gradients { worker.stages.values().flat_map(kept).collect() } else { Vec::new() };
         let report = StepReport {
             rank,
             step,
-            loss: worker.loss,
-            notes: worker.notes.clone(),
+            loss: worker.loss.filter(|_| reports_loss),
+            norm: worker.norm,
+            notes: if representative { worker.notes.clone() } else { Vec::new() },
             gradients: std::mem::take(&mut worker.gradients),
             parameters,
         };
@@ -195,27 +229,30 @@ fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
     Ok(())
 }
 
-/// Puts the reports of all ranks together.
+/// Puts the reports of all devices together.
 struct Collected {
-    ranks: usize,
+    devices: usize,
     tasks: usize,
     spans: Vec<Span>,
     memory: Vec<MemorySample>,
-    /// What the ranks with a last stage have of each step's loss.
+    /// What the devices with a last stage have of each step's loss.
     losses: Vec<BTreeMap<Rank, f64>>,
-    gradients: Vec<BTreeMap<Rank, Named>>,
-    parameters: Vec<BTreeMap<Rank, Named>>,
+    norms: Vec<f64>,
+    /// What the devices hold of steps that are not yet complete.
+    pieces: BTreeMap<usize, BTreeMap<Rank, [Vec<Piece>; 2]>>,
+    gradients: Vec<Named>,
+    parameters: Vec<Named>,
+    keeps: bool,
     reported: Vec<usize>,
     next: usize,
 }
 
 impl Collected {
-    fn new(schedule: &Schedule, options: &RunOptions) -> Self {
+    fn new(schedule: &Schedule, devices: usize, options: &RunOptions) -> Self {
         let steps = usize::try_from(options.steps).unwrap_or(usize::MAX);
         let tasks = schedule.len();
-        let kept = || if options.keep_gradients { vec![BTreeMap::new(); steps] } else { Vec::new() };
         Self {
-            ranks: schedule.ranks(),
+            devices,
             tasks,
             spans: vec![Span::default(); tasks * steps],
             memory: if options.count_memory && memory::is_counting() {
@@ -224,8 +261,11 @@ impl Collected {
                 Vec::new()
             },
             losses: vec![BTreeMap::new(); steps],
-            gradients: kept(),
-            parameters: kept(),
+            norms: Vec::new(),
+            pieces: BTreeMap::new(),
+            gradients: Vec::new(),
+            parameters: Vec::new(),
+            keeps: options.keep_gradients,
             reported: vec![0; steps],
             next: 0,
         }
@@ -245,16 +285,20 @@ impl Collected {
         if let (Some(slot), Some(loss)) = (self.losses.get_mut(step), report.loss) {
             slot.insert(report.rank, loss);
         }
-        if let Some(gradients) = self.gradients.get_mut(step) {
-            gradients.insert(report.rank, report.gradients);
+        if report.rank == Rank(0) {
+            self.norms.extend(report.norm);
         }
-        if let Some(parameters) = self.parameters.get_mut(step) {
-            parameters.insert(report.rank, report.parameters);
+        if self.keeps {
+            self.pieces.entry(step).or_default().insert(report.rank, [report.gradients, report.parameters]);
         }
         if let Some(count) = self.reported.get_mut(step) {
             *count += 1;
         }
-        while self.reported.get(self.next) == Some(&self.ranks) {
+        while self.reported.get(self.next) == Some(&self.devices) {
+            if let Some(pieces) = self.pieces.remove(&self.next) {
+                self.gradients.push(pieces::assemble(pieces.values().flat_map(|[gradients, _]| gradients)));
+                self.parameters.push(pieces::assemble(pieces.values().flat_map(|[_, parameters]| parameters)));
+            }
             on_step(self.next as u64, sum(&self.losses[self.next]));
             self.next += 1;
         }
@@ -262,11 +306,13 @@ impl Collected {
 
     fn finish(self) -> Run {
         let timeline = Timeline { source: Source::Measured, tasks: self.tasks, spans: self.spans, memory: self.memory };
-        let joined = |steps: Vec<BTreeMap<Rank, Named>>| {
-            steps.into_iter().map(|by_rank| by_rank.into_values().flatten().collect()).collect()
-        };
-        let (gradients, parameters) = (joined(self.gradients), joined(self.parameters));
-        Run { losses: self.losses.iter().map(sum).collect(), timeline, gradients, parameters }
+        Run {
+            losses: self.losses.iter().map(sum).collect(),
+            norms: self.norms,
+            timeline,
+            gradients: self.gradients,
+            parameters: self.parameters,
+        }
     }
 }
 

@@ -1,44 +1,118 @@
-//! What the executor needs to know of a model: the part of it that one stage holds.
+//! What the executor needs to know of a model: the part of it that one stage holds, on one device.
 //!
-//! One law: a stage's forward is a chain `embed -> forward -> loss` over plain data; whatever runs between two stages
-//! (sends, receives, collectives) is not the model's business.
+//! One law: a module computes and never sends. What its operations are and in which order they run is in the programs of
+//! the schedule; what a message carries the module hands out and takes in as plain tensors.
 //!
 //! A microbatch comes whole or in slices of its sequences. Slices go through a stage in order, and back in the opposite
-//! order; what they know of each other is in a [`StageModule::Cache`], one for each microbatch.
+//! order.
 //!
-//! Shapes: `B` sequences, `S` tokens each (of a slice, its tokens), `H` hidden size.
+//! Shapes: `N` rows, a token each, sequence after sequence; `H` hidden size.
 
-use crate::autodiff::AutodiffError;
-use burn::module::{Module, ParamId};
-use burn::tensor::{Int, Tensor};
+use crate::error::TaskError;
+use crate::parameter::Block;
+use burn::tensor::Tensor;
+use pipewright_ir::ids::Microbatch;
+use pipewright_ir::segments::{BlockKind, Operand, Operation, Phase};
+use std::ops::Range;
 
-/// The part of a model that one stage holds.
-pub trait StageModule: Module + Sync + 'static {
-    /// What the stage keeps of the slices of one microbatch that went forward: keys and values in attention. `()` where
-    /// the tokens of a sequence do not see each other.
-    type Cache: Default;
+/// What a forward starts from.
+#[derive(Clone, Debug)]
+pub struct Feed {
+    /// The optimizer step.
+    pub step: u64,
+    /// The numbers of its sequences in the global batch of the step.
+    pub sequences: Range<u64>,
+    /// The tokens of a sequence that this slice has: all of them in a whole microbatch.
+    pub slice: Range<usize>,
+    /// Tokens `[B, S]` of the whole microbatch, flat, on the first stage.
+    pub tokens: Option<Vec<u32>>,
+    /// Targets `[B, S]` likewise, on the last stage.
+    pub targets: Option<Vec<u32>>,
+    /// The output of the stage before `[N, H]`, on all others.
+    pub hidden: Option<Tensor<2>>,
+    /// Tokens of the whole step, over which the loss is averaged.
+    pub step_tokens: u64,
+}
 
-    /// Tokens `[B, S]`, the first of them at position `start` of the sequence, to hidden states `[B, S, H]`; called on
-    /// the first stage only.
-    fn embed(&self, tokens: Tensor<2, Int>, start: usize) -> Tensor<3>;
+/// What a forward makes.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// The input of the next stage `[N, H]`.
+    Hidden(Tensor<2>),
+    /// This device's share of the step's loss, on the last stage.
+    Loss(f64),
+}
 
-    /// Hidden states `[B, S, H]` to hidden states `[B, S, H]` through the stage's layers; the final norm and the head
-    /// are not among them.
-    fn forward(&self, hidden: Tensor<3>) -> Tensor<3>;
+/// Where an operation or a message belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The microbatch, or slice of one.
+    pub microbatch: Microbatch,
+    /// The part of its work.
+    pub phase: Phase,
+    /// The kind of block.
+    pub block: BlockKind,
+    /// The layer.
+    pub layer: u32,
+}
 
-    /// As [`StageModule::forward`], for the next slice of the microbatch whose earlier slices are in `cache`. The tape
-    /// of the answer goes from `hidden` to the answer; what the backward of a slice puts on earlier ones goes through
-    /// the cache.
+/// The part of a model that one stage holds, on one device.
+pub trait StageModule: Send {
+    /// Begins the forward of a microbatch.
     ///
     /// # Errors
-    /// When a slice cannot be put on a tape.
-    fn forward_slice(&self, hidden: Tensor<3>, cache: &mut Self::Cache) -> Result<Tensor<3>, AutodiffError>;
+    /// When the feed lacks what the stage needs.
+    fn begin_forward(&mut self, microbatch: Microbatch, feed: Feed) -> Result<(), TaskError>;
 
-    /// Hidden states `[B, S, H]` and targets `[B, S]` to the sum of the token losses, `[1]`; called on the last stage
-    /// only. A sum and not a mean, so that the cut into microbatches does not matter; the step divides by its tokens.
-    fn loss(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1>;
+    /// Begins its backward from the gradient of the stage's output `[N, H]`; the last stage starts from its loss.
+    ///
+    /// # Errors
+    /// When there was no forward.
+    fn begin_backward(&mut self, microbatch: Microbatch, gradient: Option<Tensor<2>>) -> Result<(), TaskError>;
 
-    /// Every parameter of the part, once, with its Hugging Face name, in the fixed order of a module visit. A weight
-    /// that stands on two stages (a tied embedding) has one name and two ids.
-    fn parameter_names(&self) -> Vec<(ParamId, String)>;
+    /// One operation of a program.
+    ///
+    /// # Errors
+    /// When what it needs is not there.
+    fn compute(&mut self, at: At, operation: Operation) -> Result<(), TaskError>;
+
+    /// What a message carries, as a matrix. What goes to or comes from the ranks of a group apart stands rank after rank in
+    /// its rows.
+    ///
+    /// # Errors
+    /// When it is not there.
+    fn message(&mut self, at: At, operand: Operand) -> Result<Tensor<2>, TaskError>;
+
+    /// Takes in what came of a message.
+    ///
+    /// # Errors
+    /// When nothing waits for it.
+    fn deliver(&mut self, at: At, operand: Operand, tensor: Tensor<2>) -> Result<(), TaskError>;
+
+    /// Ends a forward.
+    ///
+    /// # Errors
+    /// When it was not complete, or the loss is not finite.
+    fn end_forward(&mut self, microbatch: Microbatch) -> Result<Output, TaskError>;
+
+    /// Ends a backward, or with `split` its I alone, and gives the gradient of the stage's input `[N, H]`; none on the first.
+    ///
+    /// # Errors
+    /// When it was not complete.
+    fn end_backward(&mut self, microbatch: Microbatch, split: bool) -> Result<Option<Tensor<2>>, TaskError>;
+
+    /// Ends the W of a backward.
+    ///
+    /// # Errors
+    /// When there was no I.
+    fn end_weight(&mut self, microbatch: Microbatch) -> Result<(), TaskError>;
+
+    /// Its parameters.
+    fn blocks(&self) -> &[Block];
+
+    /// Its parameters, to be gathered, reduced and stepped.
+    fn blocks_mut(&mut self) -> &mut [Block];
+
+    /// Where the weight stands that the embedding and the head share, if this stage has it: which block, which parameter.
+    fn tied(&self) -> Option<(usize, usize)>;
 }

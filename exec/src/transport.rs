@@ -22,6 +22,10 @@ pub enum MessageKind {
     StageGradients,
     /// The gradient of a tied embedding, to be summed with its other copy.
     TiedGradient,
+    /// The part of a message over a group: which task of the ranks' program, and which of its messages.
+    Group(u32, u32),
+    /// Squares of gradients, for their norm.
+    Squares,
 }
 
 impl fmt::Display for MessageKind {
@@ -31,6 +35,8 @@ impl fmt::Display for MessageKind {
             Self::Gradient => "gradient",
             Self::StageGradients => "gradients",
             Self::TiedGradient => "tied gradient",
+            Self::Group(task, _) => return write!(f, "part of the group message of task {task}"),
+            Self::Squares => "squares of the gradients",
         })
     }
 }

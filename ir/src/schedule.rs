@@ -116,6 +116,12 @@ impl Schedule {
         range.map(|i| (TaskId(i), self.draft.task(TaskId(i))))
     }
 
+    /// The tasks that a task waits for, and why.
+    pub fn inputs(&self, id: TaskId) -> impl Iterator<Item = (TaskId, Dep)> + '_ {
+        let edges = self.draft.graph.edges_directed(NodeIndex::new(id.index()), Direction::Incoming);
+        edges.map(|edge| (TaskId::at(edge.source().index()), *edge.weight()))
+    }
+
     /// What a task does to memory.
     pub fn effects(&self, id: TaskId) -> &[MemoryEffect] {
         self.draft.effects_of(id)
