@@ -4,8 +4,6 @@
 //! from the same numbers, and no rank ever builds more than its part.
 
 use crate::random::named_stream;
-use burn::module::{Param, ParamId};
-use burn::tensor::{Device, Tensor, TensorData};
 use rand_distr::{Distribution, Normal, NormalError};
 
 /// How a parameter is filled.
@@ -28,21 +26,6 @@ pub fn values(seed: u64, name: &str, len: usize, fill: Fill) -> Result<Vec<f32>,
     }
 }
 
-/// A trainable parameter with its first values, already on the device. On an autodiff device it is a leaf of its own.
-///
-/// # Errors
-/// As [`values`].
-pub fn parameter<const D: usize>(
-    seed: u64,
-    name: &str,
-    shape: [usize; D],
-    fill: Fill,
-    device: &Device,
-) -> Result<Param<Tensor<D>>, NormalError> {
-    let data = TensorData::new(values(seed, name, shape.iter().product(), fill)?, shape);
-    Ok(Param::initialized(ParamId::new(), Tensor::from_data(data, device).require_grad()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,12 +45,5 @@ mod tests {
         let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64;
         let variance = x.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / x.len() as f64;
         assert!(mean.abs() < 4e-4 && (variance.sqrt() - 0.02).abs() < 3e-4, "mean {mean}, std {}", variance.sqrt());
-    }
-
-    #[test]
-    fn a_parameter_is_there_at_once_and_wants_its_gradient() {
-        let p = parameter(0, "x", [2, 3], Fill::Constant(1.0), &Device::flex().autodiff()).unwrap();
-        assert!(p.is_initialized() && p.val().is_require_grad());
-        assert_eq!(p.val().into_data().try_to_vec::<f32>().unwrap(), [1.0; 6]);
     }
 }

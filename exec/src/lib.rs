@@ -1,34 +1,38 @@
 //! The executor of pipewright: interprets a [`Schedule`](pipewright_ir::schedule::Schedule) with burn, one worker a
-//! rank.
+//! device of the mesh.
 //!
 //! ```text
-//! run -> worker (one a rank: walks its program) -> stage_runner (one a stage: autodiff) -> gpt
-//!            |-> transport (messages)
+//! run -> worker (one a device: walks its program) -> transformer (its part of the model: operations) -> kernels
+//!            |-> collectives -> transport (messages)
+//!            |-> update (norm of the gradients, optimizer) on parameter, shard (who holds which numbers)
 //! reference (one device, no schedule) -> verify (number by number)
 //! profile (stages by themselves) -> CostTable
 //! ```
 //!
-//! One law: it takes no scheduling decision. What runs where and when is in the schedule; the executor does it and
-//! notes the time.
+//! One law: it takes no scheduling decision. What runs where and when, and what is sent, is in the schedule; the executor
+//! does it and notes the time.
 
-pub mod autodiff;
-mod cpu;
+mod collectives;
 pub mod data;
 pub mod device;
 pub mod error;
 mod gate;
-pub mod gpt;
 pub mod init;
+pub mod kernels;
 pub mod memory;
-pub mod ops;
 pub mod optimizer;
-pub mod parameters;
+pub mod parameter;
+pub mod pieces;
+pub mod positions;
 pub mod profile;
 mod random;
 pub mod reference;
 pub mod run;
+pub mod shard;
 pub mod stage_module;
-mod stage_runner;
+pub mod transformer;
 pub mod transport;
+mod update;
 pub mod verify;
 pub mod worker;
+mod world;

@@ -10,17 +10,18 @@ use crate::error::{RunError, TaskError};
 use crate::gate::Gate;
 use crate::memory;
 use crate::optimizer::OptimizerConfig;
-use crate::parameters;
+use crate::reference::walk;
 use crate::run::{Build, panic_message};
-use crate::stage_module::StageModule;
-use crate::stage_runner::{Input, StageRunner};
+use crate::stage_module::{Feed, StageModule};
 use crate::transport::threads::mesh;
 use crate::transport::{AbortHandle, MessageKind, Payload, Tag, Transport, TransportError};
-use crate::worker::{Batches, cut, slice_range, synchronize};
+use crate::update;
+use crate::worker::{Batches, slice_range, synchronize};
 use burn::tensor::{Device, Distribution, Tensor};
 use pipewright_ir::cost_table::{LayoutCosts, Measured, MessageCosts, SlicedCosts, SplitCosts, StageCosts};
 use pipewright_ir::ids::{LayerRange, Microbatch, Rank, Stage};
 use pipewright_ir::placement::Placement;
+use pipewright_ir::segments::{Programs, StageProgram};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,6 +59,8 @@ pub struct Layout<'a> {
     pub vocab: u64,
     /// Whether I and W are measured apart too.
     pub split: bool,
+    /// What its stages compute.
+    pub programs: &'a Programs,
     /// The numbers of sequence slices in which a microbatch is measured too.
     pub slices: Vec<u16>,
 }
@@ -173,11 +176,10 @@ impl Wave<'_> {
         let _charged = memory::enter_rank(rank);
         let foreign = memory::live(memory::slot_of(rank));
         let mut overheads = Vec::new();
-        let training = device.clone().autodiff();
         let mut probes = Vec::new();
         for stage in self.layout.placement.stages_of(rank) {
             let module =
-                build(stage, &training).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
+                build(stage, rank.index(), device).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
             probes.push(Probe::new(self.layout, stage, rank, device, module, self.options.optimizer));
         }
         for round in 0..self.options.warmup + self.options.rounds {
@@ -345,9 +347,11 @@ struct Probe<M: StageModule> {
     stage: Stage,
     rank: Rank,
     device: Device,
-    runner: StageRunner<M>,
-    /// A plain `[B, S, H]` tensor that stands for the input, and for the gradient of the output.
-    hidden: Tensor<3>,
+    module: M,
+    optimizer: OptimizerConfig,
+    optimizer_steps: u64,
+    /// A `[B S, H]` tensor that stands for the input, and for the gradient of the output.
+    hidden: Tensor<2>,
     first: bool,
     last: bool,
     samples: StageSamples,
@@ -362,14 +366,19 @@ impl<M: StageModule> Probe<M> {
         module: M,
         optimizer: OptimizerConfig,
     ) -> Self {
-        let parameters = parameters::count(&module);
+        let parameters = module.blocks().iter().flat_map(|block| &block.parameters).map(|p| p.len() as u64).sum();
         let state_bytes = parameters * optimizer.state_bytes_per_parameter();
         Self {
             stage,
             rank,
             device: device.clone(),
-            runner: StageRunner::new(module, optimizer),
-            hidden: Tensor::random(layout.hidden, Distribution::Normal(0.0, 1.0), device),
+            module,
+            optimizer,
+            optimizer_steps: 0,
+            hidden: {
+                let [b, s, h] = layout.hidden;
+                Tensor::random([b * s, h], Distribution::Normal(0.0, 1.0), device)
+            },
             first: layout.placement.is_first(stage),
             last: layout.placement.is_last(stage),
             samples: StageSamples { parameters, state_bytes, samples: Vec::new() },
@@ -395,10 +404,10 @@ impl<M: StageModule> Probe<M> {
         // that forward kept still in the caches.
         for next in 0..=MICROBATCHES {
             if next < MICROBATCHES {
-                samples.push(self.forward(Kind::Forward, batches, round, Microbatch::new(next), 1)?);
+                samples.push(self.forward(layout, Kind::Forward, batches, round, Microbatch::new(next), 1)?);
             }
             let Some(before) = next.checked_sub(1) else { continue };
-            let sample = self.backward(Kind::Backward, Microbatch::new(before), 1)?;
+            let sample = self.backward(layout, Kind::Backward, Microbatch::new(before), 1)?;
             // The first backward of a step also makes the gradient buffers; the schedule accounts for those apart.
             if before > 0 {
                 samples.push(sample);
@@ -407,13 +416,17 @@ impl<M: StageModule> Probe<M> {
         // W comes another microbatch later.
         for next in (0..MICROBATCHES + 2).filter(|_| layout.split) {
             if next < MICROBATCHES {
-                samples.push(self.forward(Kind::Forward, batches, round, Microbatch::new(next), 1)?);
+                samples.push(self.forward(layout, Kind::Forward, batches, round, Microbatch::new(next), 1)?);
             }
             if let Some(before) = next.checked_sub(1).filter(|before| *before < MICROBATCHES) {
-                samples.push(self.backward(Kind::BackwardInput, Microbatch::new(before), 1)?);
+                samples.push(self.backward(layout, Kind::BackwardInput, Microbatch::new(before), 1)?);
             }
             if let Some(before) = next.checked_sub(2).map(Microbatch::new) {
-                let run = |probe: &mut Self| probe.runner.backward_weight(before);
+                let run = |probe: &mut Self| {
+                    let program = probe.program(layout)?;
+                    walk(&mut probe.module, layout.programs, &program.weight, before)?;
+                    probe.module.end_weight(before)
+                };
                 samples.push(self.timed(Kind::BackwardWeight, run)?.0);
             }
         }
@@ -421,64 +434,91 @@ impl<M: StageModule> Probe<M> {
             for next in 0..=MICROBATCHES {
                 for j in (0..*k).filter(|_| next < MICROBATCHES) {
                     let slice = Microbatch::new(next).sliced(j);
-                    samples.push(self.forward(Kind::SliceForward(*k, j), batches, round, slice, *k)?);
+                    samples.push(self.forward(layout, Kind::SliceForward(*k, j), batches, round, slice, *k)?);
                 }
                 let Some(before) = next.checked_sub(1).map(Microbatch::new) else { continue };
                 for j in (0..*k).rev() {
-                    samples.push(self.backward(Kind::SliceBackward(*k, j), before.sliced(j), *k)?);
+                    samples.push(self.backward(layout, Kind::SliceBackward(*k, j), before.sliced(j), *k)?);
                 }
             }
         }
-        samples.push(self.timed(Kind::Optimizer, |probe| probe.runner.step())?.0);
+        self.optimizer_steps += 1;
+        let (config, step) = (self.optimizer, self.optimizer_steps);
+        let run = |probe: &mut Self| update::update(probe.module.blocks_mut(), &config, step);
+        samples.push(self.timed(Kind::Optimizer, run)?.0);
         samples.iter_mut().for_each(|sample| sample.at_work = at_work);
         Ok(samples)
+    }
+
+    fn program<'p>(&self, layout: &Layout<'p>) -> Result<&'p StageProgram, TaskError> {
+        layout.programs.stages.get(self.stage.index()).ok_or(TaskError::Missing("the program of the stage"))
     }
 
     /// F of a microbatch, or of one of its `slices`.
     fn forward<B: Batches + ?Sized>(
         &mut self,
+        layout: &Layout<'_>,
         kind: Kind,
         batches: &B,
         round: u64,
         microbatch: Microbatch,
         slices: u16,
     ) -> Result<Sample, TaskError> {
-        let hidden = self.hidden_of(microbatch, slices);
+        let hidden = (!self.first).then(|| self.hidden_of(layout, microbatch, slices));
         let run = |probe: &mut Self| {
-            let (mut tokens, mut targets, mut start) = (None, None, 0);
+            let (mut tokens, mut targets) = (None, None);
             if probe.first || probe.last {
-                let (x, y) = batches.microbatch(round, microbatch.number(), &probe.device);
-                let seen = slice_range(x.dims()[1], slices, microbatch);
-                start = seen.start;
-                tokens = probe.first.then(|| cut(x, &seen));
-                targets = probe.last.then(|| cut(y, &seen));
+                let (x, y) = batches.microbatch(round, u64::from(microbatch.number()));
+                (tokens, targets) = (probe.first.then_some(x), probe.last.then_some(y));
             }
-            let input = match tokens {
-                Some(tokens) => Input::Tokens(tokens, start),
-                None => Input::Hidden(hidden),
+            let (sequences, number) = (batches.sequences(), u64::from(microbatch.number()));
+            let feed = Feed {
+                step: round,
+                sequences: number * sequences..(number + 1) * sequences,
+                slice: slice_range(layout.hidden[1], slices, microbatch),
+                tokens,
+                targets,
+                hidden,
+                step_tokens: u64::from(MICROBATCHES) * sequences * batches.seq_length() as u64,
             };
-            probe.runner.forward(microbatch, input, targets, batches.step_tokens(MICROBATCHES))
+            probe.module.begin_forward(microbatch, feed)?;
+            let program = probe.program(layout)?;
+            walk(&mut probe.module, layout.programs, &program.forward, microbatch)?;
+            probe.module.end_forward(microbatch)
         };
-        // The output goes to the next stage, its data stays on the tape.
+        // The output goes to the next stage.
         Ok(self.timed(kind, run)?.0)
     }
 
     /// B or I of a microbatch, or of one of its `slices`.
-    fn backward(&mut self, kind: Kind, microbatch: Microbatch, slices: u16) -> Result<Sample, TaskError> {
-        let gradient = (!self.last).then(|| self.hidden_of(microbatch, slices) * 1e-4);
-        let run = |probe: &mut Self| match kind {
-            Kind::BackwardInput => probe.runner.backward_input(microbatch, gradient),
-            _ => probe.runner.backward(microbatch, gradient),
+    fn backward(
+        &mut self,
+        layout: &Layout<'_>,
+        kind: Kind,
+        microbatch: Microbatch,
+        slices: u16,
+    ) -> Result<Sample, TaskError> {
+        let gradient = (!self.last).then(|| self.hidden_of(layout, microbatch, slices) * 1e-4);
+        let split = kind == Kind::BackwardInput;
+        let run = |probe: &mut Self| {
+            probe.module.begin_backward(microbatch, gradient)?;
+            let program = probe.program(layout)?;
+            let list = if split { &program.input } else { &program.backward };
+            walk(&mut probe.module, layout.programs, list, microbatch)?;
+            probe.module.end_backward(microbatch, split)
         };
         Ok(self.timed(kind, run)?.0)
     }
 
     /// What stands for the input of a microbatch, or of one of its `slices`, in memory of its own.
-    fn hidden_of(&self, microbatch: Microbatch, slices: u16) -> Tensor<3> {
-        let [b, s, h] = self.hidden.dims();
+    fn hidden_of(&self, layout: &Layout<'_>, microbatch: Microbatch, slices: u16) -> Tensor<2> {
+        let [b, s, h] = layout.hidden;
         match slice_range(s, slices, microbatch) {
             range if range.len() == s => self.hidden.clone(),
-            range => self.hidden.clone().slice([0..b, range, 0..h]) * 1.0,
+            range => {
+                let rows = b * range.len();
+                self.hidden.clone().reshape([b, s, h]).slice([0..b, range, 0..h]).reshape([rows, h]) * 1.0
+            }
         }
     }
 

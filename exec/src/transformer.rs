@@ -24,7 +24,6 @@ use crate::error::TaskError;
 use crate::kernels::activation::Activation;
 use crate::kernels::dropout::Dropout;
 use crate::kernels::linear::Layout;
-use crate::kernels::norm::NormWeights;
 use crate::parameter::{Block, Parameter};
 use crate::positions::{self, Runs};
 use crate::stage_module::{At, Feed, Output, StageModule};

@@ -22,9 +22,8 @@ pub(crate) struct Standing {
 pub(crate) fn squares(blocks: &[Block], standing: Standing, tied: Option<(usize, usize)>) -> f64 {
     let mut sum = 0.0;
     for (i, block) in blocks.iter().enumerate().filter(|_| !standing.is_copy) {
-        for (j, parameter) in block.parameters.iter().enumerate().filter(|(j, _)| tied != Some((i, *j))) {
-            sum += squares_of(parameter, standing);
-        }
+        let counted = block.parameters.iter().enumerate().filter(|(j, _)| tied != Some((i, *j)));
+        sum += counted.map(|(_, parameter)| squares_of(parameter, standing)).sum::<f64>();
     }
     sum
 }

@@ -17,7 +17,9 @@ use crate::placement::Placement;
 use crate::spec::{self, Semantics, Violation};
 use crate::task::{Buffer, Dep, MemoryClass, MemoryEffect, Task};
 use crate::workload::Workload;
+use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
 use std::ops::Range;
 
 /// A task graph that has not been checked.

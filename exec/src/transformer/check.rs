@@ -87,7 +87,7 @@ fn unlike(shape: &ModelShape) -> Option<&'static str> {
 /// # Errors
 /// [`ModelError::Kind`] for one that is not computed.
 pub(super) fn activation(shape: &ModelShape) -> Result<Activation, ModelError> {
-    match (shape.numerics.activation, shape.gated_linear_unit) {
+    match (&shape.numerics.activation, shape.gated_linear_unit) {
         (ActivationFunction::Gelu, false) => Ok(Activation::Gelu),
         (ActivationFunction::GeluTanh, false) => Ok(Activation::GeluTanh),
         (ActivationFunction::Silu, true) => Ok(Activation::SwiGlu),

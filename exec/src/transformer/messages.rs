@@ -4,7 +4,7 @@
 //! One law: a message and its delivery are each other's inverse, so a group of one rank changes nothing.
 
 use super::attention::split_columns;
-use super::pass::{Pair, by_row, by_sequence};
+use super::pass::Pair;
 use super::{Transformer, need};
 use crate::error::TaskError;
 use crate::kernels::dropout::{Dropout, Rows};
@@ -256,6 +256,7 @@ impl Transformer {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pass::{by_row, by_sequence};
     use super::*;
     use burn::tensor::Device;
 
