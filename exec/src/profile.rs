@@ -501,7 +501,7 @@ impl<M: StageModule> Probe<M> {
         let gradient = (!self.last).then(|| self.hidden_of(layout, microbatch, slices) * 1e-4);
         let split = kind == Kind::BackwardInput;
         let run = |probe: &mut Self| {
-            probe.module.begin_backward(microbatch, gradient)?;
+            probe.module.begin_backward(microbatch, gradient, split)?;
             let program = probe.program(layout)?;
             let list = if split { &program.input } else { &program.backward };
             walk(&mut probe.module, layout.programs, list, microbatch)?;

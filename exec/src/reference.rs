@@ -143,7 +143,7 @@ fn one<M: StageModule>(
     module.begin_forward(microbatch, feed)?;
     walk(module, programs, &stage.forward, microbatch)?;
     let Output::Loss(loss) = module.end_forward(microbatch)? else { return Err(TaskError::Missing("the loss")) };
-    module.begin_backward(microbatch, None)?;
+    module.begin_backward(microbatch, None, false)?;
     walk(module, programs, &stage.backward, microbatch)?;
     module.end_backward(microbatch, false)?;
     Ok(loss)

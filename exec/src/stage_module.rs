@@ -64,11 +64,17 @@ pub trait StageModule: Send {
     /// When the feed lacks what the stage needs.
     fn begin_forward(&mut self, microbatch: Microbatch, feed: Feed) -> Result<(), TaskError>;
 
-    /// Begins its backward from the gradient of the stage's output `[N, H]`; the last stage starts from its loss.
+    /// Begins its backward, or with `split` its I alone, from the gradient of the stage's output `[N, H]`; the last stage
+    /// starts from its loss.
     ///
     /// # Errors
     /// When there was no forward.
-    fn begin_backward(&mut self, microbatch: Microbatch, gradient: Option<Tensor<2>>) -> Result<(), TaskError>;
+    fn begin_backward(
+        &mut self,
+        microbatch: Microbatch,
+        gradient: Option<Tensor<2>>,
+        split: bool,
+    ) -> Result<(), TaskError>;
 
     /// One operation of a program.
     ///

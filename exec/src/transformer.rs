@@ -201,12 +201,18 @@ impl StageModule for Transformer {
         Ok(())
     }
 
-    fn begin_backward(&mut self, microbatch: Microbatch, gradient: Option<Tensor<2>>) -> Result<(), TaskError> {
+    fn begin_backward(
+        &mut self,
+        microbatch: Microbatch,
+        gradient: Option<Tensor<2>>,
+        split: bool,
+    ) -> Result<(), TaskError> {
         if !self.spec.part.head && gradient.is_none() {
             return Err(TaskError::Missing("the gradient of the output"));
         }
         let pass = self.pass(microbatch)?;
         pass.gradient = gradient;
+        pass.split = split;
         pass.stream = None;
         Ok(())
     }
@@ -251,10 +257,8 @@ impl StageModule for Transformer {
     }
 
     fn end_weight(&mut self, microbatch: Microbatch) -> Result<(), TaskError> {
-        let pass = need(self.passes.remove(&microbatch), "the input gradient of this microbatch")?;
-        for vector in pass.vectors {
-            pass::add_vector(self.parameter_mut(vector.block, vector.parameter)?, vector.gradient);
-        }
+        self.add_vectors(microbatch)?;
+        self.passes.remove(&microbatch);
         Ok(())
     }
 

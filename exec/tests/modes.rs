@@ -87,3 +87,13 @@ fn dropout() {
     assert_lossless(GPT, r#""context_parallel_size": 2, "sequence_parallel": "ring""#, training, r#""1f1b""#);
     assert_lossless(GPT, r#""context_parallel_size": 2, "sequence_parallel": "ulysses""#, training, r#""1f1b""#);
 }
+
+#[test]
+fn dump() {
+    let plan = plan(GPT, r#""context_parallel_size": 2, "sequence_parallel": "ring""#, r#""num_microbatches": 1"#, r#""1f1b""#);
+    let programs = plan.programs().unwrap();
+    for (i, p) in programs.stages[0].forward.iter().enumerate().take(12) {
+        let ops: Vec<_> = programs.parts(p.step).map(|s| (s.phase, s.operations.clone(), s.collective())).collect();
+        println!("{i} {p:?} {ops:?}");
+    }
+}

@@ -1,6 +1,6 @@
 //! The operations of a backward: gradients of inputs, and gradients of weights.
 
-use super::pass::VectorGradient;
+use super::pass::{VectorGradient, add_vector};
 use super::weights::LinearPlaces;
 use super::{Transformer, need};
 use crate::error::TaskError;
@@ -8,6 +8,7 @@ use crate::kernels::norm::NormWeights;
 use crate::kernels::{activation, embedding, linear, loss, norm, residual};
 use crate::stage_module::At;
 use burn::tensor::Tensor;
+use pipewright_ir::ids::Microbatch;
 use pipewright_ir::segments::{BlockKind, Operation, Site};
 
 impl Transformer {
@@ -35,6 +36,7 @@ impl Transformer {
 
     /// The gradients of an operation's weights, added to those of the microbatches before.
     pub(super) fn backward_weight(&mut self, at: At, operation: Operation) -> Result<(), TaskError> {
+        self.add_vectors(at.microbatch)?;
         match operation {
             Operation::Head => self.head_weight(at),
             Operation::MlpDown => self.down_weight(at),
@@ -97,6 +99,14 @@ impl Transformer {
         pass.vectors.extend(vectors.into_iter().filter_map(|(parameter, gradient)| {
             Some(VectorGradient { block, parameter: parameter?, gradient: gradient? })
         }));
+        if pass.split { Ok(()) } else { self.add_vectors(at.microbatch) }
+    }
+
+    /// Adds the gradients of vectors that are made: at once in a whole backward, in W where it is apart.
+    pub(super) fn add_vectors(&mut self, microbatch: Microbatch) -> Result<(), TaskError> {
+        for vector in std::mem::take(&mut self.pass(microbatch)?.vectors) {
+            add_vector(self.parameter_mut(vector.block, vector.parameter)?, vector.gradient);
+        }
         Ok(())
     }
 

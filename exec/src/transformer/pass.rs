@@ -125,6 +125,8 @@ pub(super) struct Pass {
     pub(super) embedding_norm: NormKept,
     pub(super) layers: BTreeMap<u32, LayerKept>,
     pub(super) head: HeadKept,
+    /// Whether W comes apart from I.
+    pub(super) split: bool,
     pub(super) vectors: Vec<VectorGradient>,
 }
 
@@ -146,6 +148,7 @@ impl Pass {
             embedding_norm: NormKept::default(),
             layers: BTreeMap::new(),
             head: HeadKept::default(),
+            split: false,
             vectors: Vec::new(),
         }
     }

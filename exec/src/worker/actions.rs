@@ -229,7 +229,8 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
             }
             Op::FullBackward | Op::BackwardInput => {
                 let gradient = self.gradient.remove(&(stage, microbatch));
-                self.module(stage)?.begin_backward(microbatch, gradient)
+                let split = action.op == Op::BackwardInput;
+                self.module(stage)?.begin_backward(microbatch, gradient, split)
             }
             _ => Ok(()),
         }

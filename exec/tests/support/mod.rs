@@ -27,8 +27,8 @@ pub const GPT: &str = r#""num_layers": 4, "hidden_size": 32, "num_attention_head
     "max_position_embeddings": 32, "untie_embeddings_and_output_weights": true"#;
 /// Llama's kind with grouped queries.
 pub const LLAMA: &str = r#""num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2,
-    "ffn_hidden_size": 64, "vocab_size": 256, "max_position_embeddings": 32, "position_embedding": "rope",
-    "normalization": "RMSNorm", "gated_linear_unit": true, "add_bias_linear": false,
+    "ffn_hidden_size": 64, "vocab_size": 256, "max_position_embeddings": 32, "position_embedding_type": "rope",
+    "normalization": "RMSNorm", "swiglu": true, "add_bias_linear": false,
     "untie_embeddings_and_output_weights": true"#;
 
 /// The plan of a scenario with these keys of `model`, `parallel` and `training`, and this schedule.

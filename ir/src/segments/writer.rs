@@ -13,8 +13,10 @@ pub(super) struct Writer {
 impl Writer {
     /// Adds an operation with its kernels to the segment at the end, or begins one after a message or another phase.
     pub(super) fn compute(&mut self, phase: Phase, operation: Operation, kernels: impl IntoIterator<Item = Kernel>) {
+        let awaits = self.is_awaited(self.steps.len());
         if let Some(Step { phase: last, body: Body::Compute(list), operations, .. }) = self.steps.last_mut()
             && *last == phase
+            && !awaits
         {
             list.extend(kernels);
             operations.push(operation);
@@ -22,6 +24,14 @@ impl Writer {
         }
         let body = Body::Compute(kernels.into_iter().collect());
         self.steps.push(Step { phase, name: operation.name(), body, operations: vec![operation] });
+    }
+
+    /// Whether the step at a place is the first that waits for some message.
+    fn is_awaited(&self, place: usize) -> bool {
+        self.steps.iter().enumerate().any(|(at, step)| match &step.body {
+            Body::Communicate { joined_after, .. } => at + joined_after == place,
+            _ => false,
+        })
     }
 
     /// Adds a message that the step `joined_after` behind it waits for.
