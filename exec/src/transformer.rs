@@ -30,7 +30,11 @@ use crate::stage_module::{At, Feed, Output, StageModule};
 use burn::tensor::{Device, Tensor};
 use pass::{LayerKept, Pass, SliceCache};
 use pipewright_ir::ids::Microbatch;
-use pipewright_ir::segments::{BlockKind, Operand, Operation, Phase};
+use pipewright_ir::mesh::Mesh;
+use pipewright_ir::model::ModelShape;
+use pipewright_ir::scenario::{Recompute, SequenceParallel};
+use pipewright_ir::segments::{BlockKind, Cut, Operand, Operation, Phase, Programs};
+use pipewright_ir::setup::Setup;
 use std::collections::BTreeMap;
 use weights::{EmbeddingPlaces, LayerPlaces, LinearPlaces, Maker, NormPlaces};
 
@@ -49,6 +53,32 @@ pub struct Transformer {
     passes: BTreeMap<Microbatch, Pass>,
     /// By the number of a microbatch and the layer.
     slices: BTreeMap<(u32, u32), SliceCache>,
+}
+
+/// The whole model on one device, and what it computes there: nothing is split, computed again or sent. `sizes` are the
+/// sequences of a microbatch and the tokens of a sequence.
+///
+/// # Errors
+/// As [`Transformer::new`].
+pub fn on_one_device(
+    shape: &ModelShape,
+    setup: &Setup,
+    seed: u64,
+    sizes: [usize; 2],
+    device: &Device,
+) -> Result<(Transformer, Programs), ModelError> {
+    let alone = Setup {
+        recompute: vec![Recompute::None],
+        sequence_parallel: SequenceParallel::None,
+        megatron_sequence_parallel: false,
+        zero_stage: 0,
+        ..setup.clone()
+    };
+    let [batch, seq_length] = sizes;
+    let (micro_batch_size, mesh) = (batch as u64, Mesh::default());
+    let cut = Cut { model: shape, mesh: &mesh, setup: &alone, micro_batch_size, seq_length: seq_length as u64 };
+    let programs = Programs::new(&cut, &[shape.whole()], false);
+    Ok((Transformer::new(StageSpec::whole(shape, &alone, seed, batch, seq_length), device)?, programs))
 }
 
 /// What must be there.

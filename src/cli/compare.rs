@@ -65,7 +65,7 @@ mod measured {
     use super::super::profile;
     use super::super::run::{median, warmed_up};
     use super::super::simulate::{count, row as predicted_row};
-    use super::super::verify::{self, Row};
+    use super::super::verify::{self, References, Row};
     use super::*;
     use pipewright::exec::reference::Reference;
     use pipewright::exec::run::Run;
@@ -176,14 +176,15 @@ mod measured {
             }
         };
         let predictions = costs.predict_all(loaded, &Options::default())?;
-        let microbatches = loaded.plans.first().map_or(1, |p| p.batch.microbatches * p.batch.rounds);
-        let reference = job.reference(microbatches, job.steps, VERIFIED_STEPS.min(job.steps))?;
-        let (mut rows, mut steps) = (Vec::new(), Vec::new());
+        let mut references = References::default();
+        let (mut rows, mut steps, mut one_device) = (Vec::new(), Vec::new(), None);
         let front = on_front(predictions.iter().map(|p| &p.metrics));
         for (((plan, predicted), runs), pareto) in loaded.plans.iter().zip(&predictions).zip(&runs).zip(front) {
-            let verified = verify::verify(&job, plan, &reference)?;
+            let reference = references.of(&job, plan, job.steps, VERIFIED_STEPS.min(job.steps))?;
+            one_device.get_or_insert_with(|| median(warmed_up(&reference.step_seconds)));
+            let verified = verify::verify(&job, plan, reference)?;
             let step = median_step(runs);
-            let mut row = row((plan, predicted, pareto), runs, &step, &reference, verified);
+            let mut row = row((plan, predicted, pareto), runs, &step, reference, verified);
             row.measured_bubble_fraction = row.measured_bubble_fraction.filter(|_| !oversubscribed);
             rows.push(row);
             steps.push(step);
@@ -197,7 +198,7 @@ mod measured {
             device: job.device_name(),
             cores: job.cores(),
             oversubscribed,
-            one_device_step_seconds: median(warmed_up(&reference.step_seconds)),
+            one_device_step_seconds: one_device.unwrap_or(f64::NAN),
             ok: rows.iter().all(|r| r.verify.ok),
             runs: rows.iter().map(joined).collect(),
             measured: rows,

@@ -7,20 +7,21 @@ use super::predict::MAX_SPANS;
 use super::progress;
 use pipewright::exec::data::{BYTE_VOCAB, TextData};
 use pipewright::exec::device::{self, Device, DeviceKind};
-use pipewright::exec::gpt::GptStage;
 use pipewright::exec::memory;
 use pipewright::exec::optimizer::OptimizerConfig;
 use pipewright::exec::profile::{self, Layout, ProfileOptions, Samples};
 use pipewright::exec::reference::{self, Reference};
 use pipewright::exec::run::{self, Named, Run, RunOptions};
+use pipewright::exec::transformer::{self, StageSpec, Transformer};
 use pipewright::exec::worker::TextBatches;
 use pipewright::ir::action::Op;
 use pipewright::ir::cost_table::{CostTable, MessageCosts};
-use pipewright::ir::ids::{LayerRange, Stage};
-use pipewright::ir::model::{ModelShape, StagePart};
+use pipewright::ir::ids::Stage;
+use pipewright::ir::model::ModelShape;
 use pipewright::ir::plan::Plan;
-use pipewright::ir::scenario::{Attention, DeviceName, Dtype, Optimizer, OptimizerName, Recompute, SequenceParallel};
+use pipewright::ir::scenario::{DeviceName, Dtype, Optimizer, OptimizerName};
 use pipewright::ir::schedule::Schedule;
+use pipewright::ir::segments::Programs;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub(crate) struct Job {
     pub(crate) kind: DeviceKind,
     pub(crate) steps: u64,
     pub(crate) optimizer: OptimizerConfig,
-    batches: TextBatches,
+    text: TextData,
     seed: u64,
     share: bool,
 }
@@ -62,9 +63,8 @@ impl Job {
             let help = "for example \"model\": { \"num_layers\": 8, \"hidden_size\": 256, \"num_attention_heads\": 8 }";
             return Err(loaded.fault("execute", "execute::model", "there is no model to execute".to_owned(), help));
         };
-        if let Some(what) = shape.unlike_gpt() {
-            let message = format!("the executor trains GPT-2's kind of model only, and this one has {what}");
-            return Err(loaded.fault("model", "execute::model", message, "only simulate it"));
+        if let Err(error) = transformer::check_shape(&shape) {
+            return Err(loaded.fault("model", "execute::model", error.to_string(), "only simulate it"));
         }
         if shape.vocab_size < BYTE_VOCAB {
             let message = format!("a vocabulary of {} cannot hold the {BYTE_VOCAB} bytes of a text", shape.vocab_size);
@@ -100,7 +100,7 @@ impl Job {
             kind,
             steps: u64::from(args.steps.unwrap_or(execute.steps)),
             optimizer: optimizer(loaded, execute.optimizer.as_ref())?,
-            batches: TextBatches { text, micro_batch_size: plan.batch.micro_batch_size as usize },
+            text,
             seed,
             share: args.share_devices,
         })
@@ -127,7 +127,7 @@ impl Job {
 
     /// Whether a plan's ranks must take turns on too few cores.
     pub(crate) fn oversubscribed(&self, plan: &Plan) -> bool {
-        plan.ranks() > self.shared_cores()
+        plan.mesh.devices() > u64::from(self.shared_cores())
     }
 
     /// [`Job::cores`] as a number: one that never limits where there is no limit.
@@ -135,33 +135,61 @@ impl Job {
         self.cores().unwrap_or(u32::MAX)
     }
 
+    /// Shape of a stage's output `[B, S, H]`.
+    fn hidden(&self, plan: &Plan) -> [usize; 3] {
+        [plan.batch.micro_batch_size, plan.batch.seq_length, self.shape.hidden_size].map(|n| n as usize)
+    }
+
+    /// What the stages of a plan compute, with I and W apart where any plan that cuts the model alike asks for it.
+    fn programs(&self, plan: &Plan, plans: &[Plan]) -> Programs {
+        let split = |other: &&Plan| other.order.has(|op| op == Op::BackwardWeight);
+        let alike = plans.iter().filter(|other| other.layers == plan.layers);
+        alike.clone().find(split).unwrap_or(plan).programs().unwrap_or_default()
+    }
+
     /// How a plan cuts the model, for the profile, and what of a microbatch the plans that cut it alike ask for.
-    fn layout<'p>(&self, plan: &'p Plan, plans: &[Plan]) -> Layout<'p> {
-        let batch = plan.batch;
+    fn layout<'p>(&self, plan: &'p Plan, plans: &[Plan], programs: &'p Programs) -> Layout<'p> {
         let alike = || plans.iter().filter(|other| other.layers == plan.layers);
         let slices: BTreeSet<u16> = alike().map(|other| other.order.slices).filter(|slices| *slices > 1).collect();
         Layout {
             placement: plan.placement(),
             layers: &plan.layers,
-            hidden: [batch.micro_batch_size, batch.seq_length, self.shape.hidden_size].map(|n| n as usize),
+            hidden: self.hidden(plan),
             vocab: u64::from(self.shape.vocab_size),
             split: alike().any(|other| other.order.has(|op| op == Op::BackwardWeight)),
+            programs,
             slices: slices.into_iter().collect(),
         }
     }
 
-    fn build(&self, part: StagePart, device: &Device) -> Result<GptStage, String> {
-        GptStage::new(&self.shape, part, self.seed, device).map_err(|error| error.to_string())
+    /// The part of the model that device `device` of a plan's mesh holds of a stage.
+    fn build(&self, plan: &Plan, stage: Stage, device: usize, on: &Device) -> Result<Transformer, String> {
+        let numbers = [self.seed, plan.batch.micro_batch_size.into(), plan.batch.seq_length.into()];
+        let (part, mesh) = (plan.part(stage), &plan.mesh);
+        let spec = StageSpec::of(&self.shape, part, stage.index(), &plan.setup, mesh, device as u64, numbers);
+        Transformer::new(spec, on).map_err(|error| error.to_string())
     }
 
-    /// Trains with a schedule. `keep` keeps every gradient, for comparison.
+    fn batches(&self, plan: &Plan) -> TextBatches {
+        TextBatches { text: self.text.clone(), micro_batch_size: plan.batch.micro_batch_size as usize }
+    }
+
+    /// A plan's task graph as it is executed: at the detail of segments, with what its tasks are made of.
+    pub(crate) fn cut(&self, plan: &Plan, schedule: &Schedule) -> (Programs, Schedule) {
+        let programs = plan.programs().unwrap_or_default();
+        let schedule = schedule.segmented(&programs);
+        (programs, schedule)
+    }
+
+    /// Trains with a schedule at the detail of stages. `keep` keeps every gradient, for comparison.
     pub(crate) fn run(&self, plan: &Plan, schedule: &Schedule, steps: u64, keep: bool) -> Result<Run, Failure> {
+        let (programs, schedule) = self.cut(plan, schedule);
         let steps_held = MAX_SPANS / schedule.len().max(1);
         if steps > steps_held as u64 {
             let message = format!("a timeline of {steps} steps of {} tasks is too large to keep", schedule.len());
             return Err(Failure::Usage { message, help: format!("use {steps_held} steps or fewer") });
         }
-        let devices = self.devices(plan.ranks())?;
+        let devices = self.devices(u32::try_from(plan.mesh.devices()).unwrap_or(u32::MAX))?;
         let options = RunOptions {
             steps,
             optimizer: self.optimizer,
@@ -171,39 +199,47 @@ impl Job {
         };
         let what = if keep { format!("verify {}", plan.name) } else { format!("run {}", plan.name) };
         let bar = progress::bar(&what, steps);
-        let build = |stage: Stage, device: &Device| self.build(plan.part(stage), device);
+        let build = |stage: Stage, device: usize, on: &Device| self.build(plan, stage, device, on);
         let mut on_step = |_, loss: f64| {
             bar.inc(1);
             bar.set_message(format!("loss {loss:.4}"));
         };
-        let result = run::run::<GptStage>(schedule, &devices, &build, &self.batches, &options, &mut on_step);
+        let job = run::Job { schedule: &schedule, programs: &programs, mesh: &plan.mesh, setup: &plan.setup };
+        let result = run::run(job, &devices, &build, &self.batches(plan), &options, &mut on_step);
         bar.finish_and_clear();
         result.map_err(|error| Failure::Execution(error.to_string()))
     }
 
-    /// Trains on one device, keeping gradients of the first `keep` steps and the parameters after them.
-    pub(crate) fn reference(&self, microbatches: u32, steps: u64, keep: u64) -> Result<Reference, Failure> {
-        self.follow(microbatches, steps, keep, &[])
+    /// Trains on one device with the batch of a plan, keeping gradients of the first `keep` steps and the parameters after
+    /// them.
+    pub(crate) fn reference(&self, plan: &Plan, steps: u64, keep: u64) -> Result<Reference, Failure> {
+        self.follow(plan, steps, keep, &[])
     }
 
     /// [`Job::reference`], each step from the parameters that a run had after the step before.
-    pub(crate) fn follow(
-        &self,
-        microbatches: u32,
-        steps: u64,
-        keep: u64,
-        after: &[Named],
-    ) -> Result<Reference, Failure> {
-        let device = self.devices(1)?.remove(0).autodiff();
-        let whole = LayerRange { start: 0, end: self.shape.num_layers };
-        let part = StagePart { layers: whole, embedding: true, head: true };
-        let module = self.build(part, &device).map_err(Failure::Execution)?;
+    pub(crate) fn follow(&self, plan: &Plan, steps: u64, keep: u64, after: &[Named]) -> Result<Reference, Failure> {
+        let device = self.devices(1)?.remove(0);
+        let sizes = [plan.batch.micro_batch_size, plan.batch.seq_length].map(|n| n as usize);
+        let (module, programs) = transformer::on_one_device(&self.shape, &plan.setup, self.seed, sizes, &device)
+            .map_err(|error| Failure::Execution(error.to_string()))?;
         let bar = progress::bar("one device", steps);
-        let options = reference::Options { microbatches, steps, optimizer: self.optimizer, keep };
-        let result = reference::follow(module, &device, &self.batches, &options, after, &mut |_, _| bar.inc(1));
+        let options = reference::Options {
+            microbatches: microbatches(plan),
+            steps,
+            optimizer: self.optimizer,
+            clip_grad: plan.setup.clip_grad,
+            keep,
+        };
+        let batches = self.batches(plan);
+        let result = reference::follow(module, &programs, &device, &batches, &options, after, &mut |_, _| bar.inc(1));
         bar.finish_and_clear();
         result.map_err(|error| Failure::Execution(format!("the run on one device failed: {error}")))
     }
+}
+
+/// Microbatches of a step over all replicas.
+pub(crate) fn microbatches(plan: &Plan) -> u32 {
+    plan.batch.microbatches * plan.batch.rounds * plan.mesh.data.max(1)
 }
 
 /// Measures the costs of every way in which some plans cut the model, in as many turns as one likes.
@@ -231,10 +267,11 @@ impl<'a> Profiler<'a> {
         let options = ProfileOptions { warmup: 1, rounds, cores: job.shared_cores(), optimizer: job.optimizer };
         let bar = progress::bar("profile", self.layouts.len() as u64);
         for (plan, samples) in &mut self.layouts {
-            let build = |stage: Stage, device: &Device| job.build(plan.part(stage), device);
+            let build = |stage: Stage, device: usize, on: &Device| job.build(plan, stage, device, on);
             let devices = job.devices(plan.ranks())?;
-            let measured =
-                profile::layout::<GptStage>(&job.layout(plan, self.plans), &devices, &build, &job.batches, &options);
+            let programs = job.programs(plan, self.plans);
+            let layout = job.layout(plan, self.plans, &programs);
+            let measured = profile::layout(&layout, &devices, &build, &job.batches(plan), &options);
             samples.extend(measured.map_err(|error| profile_failed(&error))?);
             bar.inc(1);
         }
@@ -247,7 +284,7 @@ impl<'a> Profiler<'a> {
         let Some((first, _)) = self.layouts.first() else { return Ok(CostTable::default()) };
         let devices = self.job.devices(first.ranks())?;
         let message = match devices.as_slice() {
-            [a, b, ..] => profile::message(self.job.layout(first, self.plans).hidden, &[a.clone(), b.clone()], 50)
+            [a, b, ..] => profile::message(self.job.hidden(first), &[a.clone(), b.clone()], 50)
                 .map_err(|error| profile_failed(&error))?,
             _ => MessageCosts::default(),
         };
@@ -261,7 +298,10 @@ impl<'a> Profiler<'a> {
             layouts: self
                 .layouts
                 .iter()
-                .map(|(plan, samples)| samples.costs(&self.job.layout(plan, self.plans)))
+                .map(|(plan, samples)| {
+                    let programs = self.job.programs(plan, self.plans);
+                    samples.costs(&self.job.layout(plan, self.plans, &programs))
+                })
                 .collect(),
             message,
         })
@@ -276,28 +316,9 @@ fn profile_failed(error: &dyn std::fmt::Display) -> Failure {
 fn refuse_unsupported(loaded: &Loaded, plan: &Plan) -> Result<(), Failure> {
     let Plan { mesh, setup, .. } = plan;
     let unsupported = [
-        (mesh.tensor > 1, "parallel.tensor_model_parallel_size", "tensor parallelism", "1"),
-        (mesh.data > 1, "parallel.data_parallel_size", "data parallelism", "1"),
-        (mesh.context > 1, "parallel.context_parallel_size", "context parallelism", "1"),
         (mesh.expert > 1, "parallel.expert_model_parallel_size", "expert parallelism", "1"),
-        (
-            setup.sequence_parallel != SequenceParallel::None,
-            "parallel.sequence_parallel",
-            "sequence parallelism",
-            "\"none\"",
-        ),
-        (setup.zero_stage > 0, "parallel.zero_stage", "ZeRO", "0"),
         (setup.dtype != Dtype::Fp32, "training.dtype", "16-bit training", "\"fp32\""),
         (setup.gradient_dtype != Dtype::Fp32, "training.gradient_dtype", "16-bit gradients", "\"fp32\""),
-        (setup.attention != Attention::Standard, "training.attention", "flash attention", "\"standard\""),
-        (
-            setup.recompute.iter().any(|recompute| *recompute != Recompute::None),
-            "training.recompute",
-            "recomputation",
-            "\"none\"",
-        ),
-        (setup.dropout(), "training.dropout", "dropout", "false"),
-        (setup.clip_grad.is_some(), "training.clip_grad", "gradient clipping", "0"),
     ];
     match unsupported.into_iter().find(|(wanted, ..)| *wanted) {
         None => Ok(()),

@@ -37,10 +37,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let schedule = sound(plan, &Workload::abstract_stages(plan.placement().stages()))?;
     let oversubscribed = job.oversubscribed(plan);
     let result = job.run(plan, &schedule, job.steps, false)?;
+    let (_, cut) = job.cut(plan, &schedule);
     let step_seconds = result.step_seconds();
     let path =
         args.out.join(output::slug(&loaded.scenario.name)).join(format!("timeline-{}.json", output::slug(&plan.name)));
-    output::write_file(&path, timeline_json(&schedule, &result.timeline).to_string().as_bytes())?;
+    output::write_file(&path, timeline_json(&cut, &result.timeline).to_string().as_bytes())?;
     let median = median(warmed_up(&step_seconds));
     let answer = Answer {
         schema_version: 1,

@@ -1,10 +1,11 @@
 //! `verify`: training with a schedule equals training on one device.
 
 use super::args::VerifyArgs;
-use super::execute::Job;
+use super::execute::{Job, microbatches};
 use super::failure::Failure;
 use super::predict::sound;
 use super::{exit, load, output};
+use pipewright::exec::reference::Reference;
 use pipewright::exec::verify::{ABSOLUTE, Comparison, RELATIVE, compare};
 use pipewright::ir::plan::Plan;
 use pipewright::ir::workload::Workload;
@@ -92,11 +93,32 @@ impl Row {
     }
 }
 
+/// Runs on one device, one for each batch that plans train on.
+#[derive(Default)]
+pub(crate) struct References {
+    known: Vec<([u32; 3], Reference)>,
+}
+
+impl References {
+    /// The one for a plan.
+    pub(crate) fn of(&mut self, job: &Job, plan: &Plan, steps: u64, keep: u64) -> Result<&Reference, Failure> {
+        let batch = [microbatches(plan), plan.batch.micro_batch_size, plan.batch.seq_length];
+        let at = match self.known.iter().position(|(known, _)| *known == batch) {
+            Some(at) => at,
+            None => {
+                self.known.push((batch, job.reference(plan, steps, keep)?));
+                self.known.len() - 1
+            }
+        };
+        Ok(&self.known[at].1)
+    }
+}
+
 /// Runs `plan` for the steps that the reference kept, and compares.
 pub(crate) fn verify(
     job: &Job,
     plan: &Plan,
-    reference: &pipewright::exec::reference::Reference,
+    reference: &Reference,
 ) -> Result<Row, Failure> {
     let workload = Workload::abstract_stages(plan.placement().stages());
     let schedule = sound(plan, &workload)?;
@@ -105,7 +127,7 @@ pub(crate) fn verify(
     let mut comparison = compare(&run, reference, &job.optimizer);
     if comparison.first_difference.as_ref().is_some_and(|first| first.step > 0) {
         // The first step is fine. AdamW makes steps of roundings: compare each of the others from where the run began it.
-        let followed = job.follow(schedule.microbatches(), steps, steps, &run.parameters)?;
+        let followed = job.follow(plan, steps, steps, &run.parameters)?;
         comparison = compare(&run, &followed, &job.optimizer);
     }
     Ok(Row::new(plan, &comparison))
@@ -115,17 +137,18 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
     let loaded = load::load(&args.source.file, &args.source.schedule)?;
     loaded.warn();
     let job = Job::of(&loaded, &args.execute)?;
-    // All schedules see the same batch, so one reference serves them all.
-    let microbatches = loaded.plans.first().map_or(1, |p| p.batch.microbatches * p.batch.rounds);
-    let reference = job.reference(microbatches, job.steps, job.steps)?;
-    let rows = loaded.plans.iter().map(|plan| verify(&job, plan, &reference)).collect::<Result<Vec<_>, _>>()?;
+    let (mut references, mut rows) = (References::default(), Vec::new());
+    for plan in &loaded.plans {
+        let reference = references.of(&job, plan, job.steps, job.steps)?;
+        rows.push(verify(&job, plan, reference)?);
+    }
     let worst = |of: fn(&Row) -> f64| rows.iter().map(of).fold(0.0, f64::max);
     let ok = rows.iter().all(|r| r.ok);
     if args.json {
         output::json(&Answer {
             schema_version: 1,
             ok,
-            steps: reference.losses.len(),
+            steps: usize::try_from(job.steps).unwrap_or(usize::MAX),
             max_loss_diff: worst(|r| r.max_loss_diff),
             max_gradient_diff: worst(|r| r.max_gradient_diff),
             max_parameter_diff: worst(|r| r.max_parameter_diff),
