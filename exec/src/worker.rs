@@ -223,8 +223,8 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             Op::SendBackward => self.send(action, MessageKind::Gradient),
             Op::OptimizerStep => self.optimizer_step(action.stage),
             Op::RecvForward | Op::RecvBackward | Op::ReduceGrad | Op::ReduceTied => Ok(()),
-            // A run has one replica.
-            Op::ReduceData | Op::ClipGrad | Op::GatherParam => Ok(()),
+            // A run has one replica and one tensor-parallel rank.
+            Op::ReduceData | Op::ReduceTensor | Op::ClipGrad | Op::GatherParam => Ok(()),
         }
     }
 
