@@ -42,6 +42,10 @@ pub enum Op {
     /// `REDUCE_DATA`: sum the stage's gradients over the data-parallel replicas, or scatter the sum over them.
     #[serde(rename = "REDUCE_DATA")]
     ReduceData,
+    /// `REDUCE_TENSOR`: sum over the tensor-parallel ranks the stage's gradients of the weights that they hold copies of and
+    /// have seen different parts of.
+    #[serde(rename = "REDUCE_TENSOR")]
+    ReduceTensor,
     /// `REDUCE_TIED`: sum the gradients of the two copies of a tied embedding.
     #[serde(rename = "REDUCE_TIED")]
     ReduceTied,
@@ -58,8 +62,9 @@ pub enum Op {
 
 impl Op {
     /// Every operation, longest code first so that a prefix never hides a longer code.
-    const ALL: [Op; 14] = [
+    const ALL: [Op; 15] = [
         Op::OptimizerStep,
+        Op::ReduceTensor,
         Op::GatherParam,
         Op::ReduceData,
         Op::ClipGrad,
@@ -88,6 +93,7 @@ impl Op {
             Op::RecvBackward => "RECV_B",
             Op::ReduceGrad => "REDUCE_GRAD",
             Op::ReduceData => "REDUCE_DATA",
+            Op::ReduceTensor => "REDUCE_TENSOR",
             Op::ReduceTied => "REDUCE_TIED",
             Op::ClipGrad => "CLIP_GRAD",
             Op::OptimizerStep => "OPTIMIZER_STEP",
@@ -122,8 +128,8 @@ impl Op {
 
     /// Whether the action belongs to one microbatch (the others act once a step on the whole stage).
     pub fn has_microbatch(self) -> bool {
-        use Op::{ClipGrad, GatherParam, OptimizerStep, ReduceData, ReduceGrad, ReduceTied};
-        !matches!(self, ReduceGrad | ReduceData | ReduceTied | ClipGrad | OptimizerStep | GatherParam)
+        use Op::{ClipGrad, GatherParam, OptimizerStep, ReduceData, ReduceGrad, ReduceTensor, ReduceTied};
+        !matches!(self, ReduceGrad | ReduceData | ReduceTensor | ReduceTied | ClipGrad | OptimizerStep | GatherParam)
     }
 
     /// Whether several pipeline ranks take part at the same time. (Of the other axes of the mesh a schedule shows one
@@ -182,7 +188,7 @@ pub enum ActionError {
     /// The letters name no operation.
     #[error(
         "`{0}` names no operation; known are F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, REDUCE_DATA, \
-         REDUCE_TIED, CLIP_GRAD, OPTIMIZER_STEP and GATHER_PARAM"
+         REDUCE_TENSOR, REDUCE_TIED, CLIP_GRAD, OPTIMIZER_STEP and GATHER_PARAM"
     )]
     Op(String),
     /// The microbatch number is missing or not a number.

@@ -119,6 +119,10 @@ fn messages(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut 
     if task.lane != Lane::Data {
         let step = |axis| task.step.collective.map(|kind| over(Collective { kind, axis, bytes: task.payload }));
         return match task.lane {
+            Lane::Tensor if task.action.op == Op::ReduceTensor => {
+                let (kind, axis) = (CollectiveKind::AllReduce, Axis::Tensor);
+                Some(Collective { kind, axis, bytes: task.payload }).filter(|sum| sum.bytes > 0).map(over)
+            }
             Lane::Tensor => step(Axis::Tensor),
             Lane::Context => step(Axis::Context),
             Lane::Expert => step(Axis::Expert),

@@ -15,7 +15,7 @@ pub use hugging_face::import;
 pub use numerics::{ActivationFunction, Numerics, RopeScaling};
 pub use padding::padded_vocab_size;
 pub use presets::{preset, preset_names};
-pub use weights::{Split, Weight};
+pub use weights::{Meets, Split, Weight};
 
 use crate::ids::LayerRange;
 use schemars::JsonSchema;

@@ -8,6 +8,7 @@ mod add_gradient_clipping;
 mod add_gradient_reduction;
 mod add_optimizer_step;
 mod add_send_recv;
+mod add_tensor_reduction;
 mod add_tied_reduction;
 
 pub use accumulate::accumulate;
@@ -16,4 +17,5 @@ pub use add_gradient_clipping::add_gradient_clipping;
 pub use add_gradient_reduction::add_gradient_reduction;
 pub use add_optimizer_step::add_optimizer_step;
 pub use add_send_recv::add_send_recv;
+pub use add_tensor_reduction::add_tensor_reduction;
 pub use add_tied_reduction::add_tied_reduction;

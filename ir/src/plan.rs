@@ -91,6 +91,17 @@ impl Plan {
         self.model.as_ref().is_some_and(|m| !m.untie_embeddings_and_output_weights) && self.placement().stages() > 1
     }
 
+    /// Whether gradients must be summed over the tensor-parallel ranks: of weights that these hold copies of and have seen
+    /// different parts of.
+    pub fn reduces_over_tensor(&self) -> bool {
+        let of_model = |model: &ModelShape| {
+            let weights = model.all_weights();
+            weights.iter().any(|w| w.partial_elements(self.mesh.tensor, self.setup.megatron_sequence_parallel) > 0)
+        };
+        let sequence = self.mesh.tensor > 1 && self.setup.megatron_sequence_parallel;
+        self.model.as_ref().map_or(sequence, of_model)
+    }
+
     /// The whole program of an optimizer step: accumulation rounds, messages, reductions, optimizer. What a custom order
     /// already has of a kind stays as it is there.
     pub fn program(&self) -> PipelineOrder {
@@ -105,6 +116,9 @@ impl Plan {
         let replicas = self.mesh.replicas() > 1 && self.setup.zero_stage < 3;
         if replicas && !order.has(|op| op == Op::ReduceData) {
             order = passes::add_data_reduction(order);
+        }
+        if self.reduces_over_tensor() && !order.has(|op| op == Op::ReduceTensor) {
+            order = passes::add_tensor_reduction(order);
         }
         if self.reduces_tied_embedding() && !order.has(|op| op == Op::ReduceTied) {
             order = passes::add_tied_reduction(order);

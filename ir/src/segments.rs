@@ -120,6 +120,9 @@ pub struct Block {
     pub parameters: u64,
     /// Of them those of experts, which fewer ranks hold copies of.
     pub expert_parameters: u64,
+    /// Of its parameters those whose gradients are parts of a sum over the tensor-parallel ranks
+    /// ([`Weight::partial_elements`]).
+    pub partial_parameters: u64,
 }
 
 /// What the blocks of a plan are cut from.
@@ -187,6 +190,12 @@ impl Cut<'_> {
     /// The block of the head and the loss; `own_weight` is false where the head shares the embedding's on its stage.
     pub fn head(&self, own_weight: bool) -> Block {
         accumulate::unfused(self, ends::head(self, own_weight))
+    }
+
+    /// Of the parameters of weights on one rank those whose gradients are parts of a sum over the tensor-parallel ranks.
+    pub(crate) fn partial(&self, weights: &[Weight]) -> u64 {
+        let partial = |w: &Weight| w.partial_elements(self.mesh.tensor, self.setup.megatron_sequence_parallel);
+        weights.iter().map(partial).fold(0, u64::saturating_add)
     }
 
     /// Parameters of weights on one rank.

@@ -75,7 +75,7 @@ pub enum Rule {
     /// R12: a buffer is used only between its allocation and its end, and nothing is left over at the end of the step.
     Buffers,
     /// R13: reductions and optimizer steps come after the last gradient of their stage; with an optimizer at all,
-    /// every stage has exactly one.
+    /// every stage has exactly one, and with a sum over the tensor-parallel ranks at all likewise.
     StepEnd,
     /// R14: slices of a microbatch go forward in order and backward in the opposite order: a slice attends to those
     /// before it.

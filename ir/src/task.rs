@@ -49,6 +49,7 @@ impl Lane {
             Op::RecvForward | Op::RecvBackward => Lane::Receive,
             Op::ReduceGrad | Op::ReduceTied | Op::ClipGrad => Lane::Collective,
             Op::ReduceData | Op::GatherParam => Lane::Data,
+            Op::ReduceTensor => Lane::Tensor,
             _ => Lane::Compute,
         }
     }

@@ -33,6 +33,8 @@ pub struct StageWorkload {
     pub optimizer_workspace: u64,
     /// Gradients that are reduced over the data-parallel replicas; 0 with one replica.
     pub reduced: u64,
+    /// Gradients that are reduced over the tensor-parallel ranks, parts of a sum that each of them has; 0 with one.
+    pub tensor_reduced: u64,
     /// Weights that are gathered behind the optimizer, where the replicas share its state; 0 elsewhere.
     pub gathered: u64,
     /// The tied embedding's gradient, to be summed between the first and the last stage; 0 elsewhere or when untied.
@@ -68,6 +70,7 @@ impl StageWorkload {
         backward_workspace: 0,
         optimizer_workspace: 0,
         reduced: 0,
+        tensor_reduced: 0,
         gathered: 0,
         tied: 0,
         forward_flops: 0.0,

@@ -41,7 +41,9 @@ pub(super) fn of_op(op: Op) -> RGBColor {
         Op::OptimizerStep => RGBColor(0x80, 0x88, 0x93),
         Op::SendForward | Op::SendBackward => RGBColor(0x8e, 0x5a, 0xa8),
         Op::RecvForward | Op::RecvBackward => RGBColor(0xc9, 0xa6, 0xd8),
-        Op::ReduceGrad | Op::ReduceTied | Op::ReduceData | Op::ClipGrad | Op::GatherParam => RGBColor(0xb3, 0x3c, 0x6e),
+        Op::ReduceGrad | Op::ReduceTied | Op::ReduceData | Op::ReduceTensor | Op::ClipGrad | Op::GatherParam => {
+            RGBColor(0xb3, 0x3c, 0x6e)
+        }
     }
 }
 

@@ -160,9 +160,17 @@ const LABEL_ROOM: f64 = 2.5;
 fn messages_take_time(run: &Run<'_>) -> bool {
     let steps = AXES.iter().any(|(axis, _)| on_axis(run, *axis));
     steps
-        || [Op::SendForward, Op::RecvForward, Op::ReduceGrad, Op::ReduceData, Op::ReduceTied, Op::GatherParam]
-            .into_iter()
-            .any(|op| occurs(run, op))
+        || [
+            Op::SendForward,
+            Op::RecvForward,
+            Op::ReduceGrad,
+            Op::ReduceData,
+            Op::ReduceTensor,
+            Op::ReduceTied,
+            Op::GatherParam,
+        ]
+        .into_iter()
+        .any(|op| occurs(run, op))
 }
 
 /// The legend of one or more runs: what occurs in them.
@@ -178,6 +186,7 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
         (Op::RecvForward, "receive"),
         (Op::ReduceGrad, "gradient reduction"),
         (Op::ReduceData, "gradients over replicas"),
+        (Op::ReduceTensor, "gradients over tensor-parallel ranks"),
         (Op::ReduceTied, "tied embedding reduction"),
         (Op::GatherParam, "weights gathered"),
     ];

@@ -159,7 +159,7 @@ impl<'a> Reference<'a> {
             Op::RecvForward | Op::RecvBackward => {
                 vec![(self.sender((rank, action)).unwrap(), true)]
             }
-            Op::ReduceData | Op::ClipGrad | Op::GatherParam => Vec::new(),
+            Op::ReduceData | Op::ReduceTensor | Op::ClipGrad | Op::GatherParam => Vec::new(),
             Op::OptimizerStep => {
                 let reductions = self.reductions.iter().copied().filter(|r| self.reduces(r).contains(&stage));
                 gradients(stage).chain(reductions.filter(|(r, _)| *r == rank)).map(|place| (place, false)).collect()

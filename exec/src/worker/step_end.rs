@@ -32,7 +32,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
                 Reduced::Pair
             }
             Op::ReduceData => Reduced::Blocks(self.begin_blocks(id, action)?),
-            //Op::ReduceTensor => Reduced::Tensor(self.begin_tensor(id, action)?),
+            Op::ReduceTensor => Reduced::Tensor(self.begin_tensor(id, action)?),
             Op::GatherParam => Reduced::Gather(self.begin_gather(id, action)?),
             Op::ClipGrad => return self.noted(id, Self::clip),
             Op::OptimizerStep => return self.noted(id, |worker| worker.optimizer_step(action.stage)),

@@ -57,6 +57,7 @@ impl Facts<'_> {
             backward_workspace,
             optimizer_workspace: 0,
             reduced,
+            tensor_reduced: self.program.partial_parameters * setup.gradient_dtype.bytes(),
             gathered: if gathers { count * setup.dtype.bytes() } else { 0 },
             tied: self.tied(),
             forward_flops: self.forward_flops(),

@@ -13,6 +13,18 @@ pub enum Split {
     Tensor,
 }
 
+/// What a tensor-parallel rank's copy of a weight meets in a microbatch. Where that is a part, the gradients of the copies
+/// are parts of a sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meets {
+    /// All tokens.
+    Everything,
+    /// The tokens of the rank's shard of the sequence under Megatron's sequence parallelism, all of them without it.
+    SequenceShard,
+    /// What the rank's own heads make of them.
+    OwnHeads,
+}
+
 /// One weight, or one like it for every expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight {
@@ -28,6 +40,8 @@ pub struct Weight {
     pub split: Split,
     /// Whether tokens are multiplied with it: a matrix of `n` numbers costs `2 n` FLOPs a token.
     pub matrix: bool,
+    /// What a rank's copy meets, where it has one.
+    pub meets: Meets,
 }
 
 impl Weight {
@@ -52,16 +66,41 @@ impl Weight {
         let copies = self.experts.map_or(1, |experts| experts.div_ceil(u64::from(ep.max(1))));
         copies.saturating_mul(units.saturating_mul(self.width))
     }
+
+    /// Numbers of it on one of `tp` ranks whose gradient is a part of a sum over ranks: norms where the ranks share out the
+    /// sequence, as Megatron's sequence parallelism does (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2); norms
+    /// of queries and keys; key-value heads that several ranks hold, each with query heads of its own.
+    pub fn partial_elements(&self, tp: u32, megatron_sequence_parallel: bool) -> u64 {
+        let has_copies = match self.split {
+            Split::Replicated => tp > 1,
+            Split::Tensor => self.units < u64::from(tp),
+        };
+        let meets_a_part = match self.meets {
+            Meets::Everything => false,
+            Meets::SequenceShard => megatron_sequence_parallel,
+            Meets::OwnHeads => true,
+        };
+        if has_copies && meets_a_part { self.rank_elements(tp, 1) } else { 0 }
+    }
 }
 
 /// A column- or row-parallel matrix.
 fn split(name: &'static str, units: u32, width: u64) -> Weight {
-    Weight { name, experts: None, units: u64::from(units), width, split: Split::Tensor, matrix: true }
+    Weight {
+        name,
+        experts: None,
+        units: u64::from(units),
+        width,
+        split: Split::Tensor,
+        matrix: true,
+        meets: Meets::Everything,
+    }
 }
 
 /// A matrix that every rank has.
 fn replicated(name: &'static str, rows: u64, columns: u64) -> Weight {
-    Weight { name, experts: None, units: rows, width: columns, split: Split::Replicated, matrix: true }
+    let (units, split, meets) = (rows, Split::Replicated, Meets::Everything);
+    Weight { name, experts: None, units, width: columns, split, matrix: true, meets }
 }
 
 /// A vector that every rank has: a norm, or the bias of a row-parallel layer, which is added after the sum over ranks.
@@ -75,13 +114,18 @@ fn split_bias(name: &'static str, units: u32, width: u64) -> Weight {
 }
 
 impl ModelShape {
-    /// A norm over vectors of `length`.
+    /// A norm over vectors of `length`, outside the tensor-parallel regions.
     fn norm(&self, name: &'static str, length: u64) -> Weight {
         let vectors = match self.normalization {
             Normalization::LayerNorm => 2,
             Normalization::RmsNorm => 1,
         };
-        vector(name, vectors * length)
+        Weight { meets: Meets::SequenceShard, ..vector(name, vectors * length) }
+    }
+
+    /// A norm of the vectors of heads.
+    fn norm_of_heads(&self, name: &'static str, length: u64) -> Weight {
+        Weight { meets: Meets::OwnHeads, ..self.norm(name, length) }
     }
 
     /// The weights of one layer, in the order that tokens meet them. Layers differ only in having experts or not
@@ -113,15 +157,16 @@ impl ModelShape {
     fn push_attention(&self, weights: &mut Vec<Weight>) {
         let (h, d) = (u64::from(self.hidden_size), u64::from(self.kv_channels));
         let (heads, groups) = (self.num_attention_heads, self.num_query_groups);
+        let of_heads = |weight| Weight { meets: Meets::OwnHeads, ..weight };
         weights.push(split("linear_qkv (query)", heads, d * h));
-        weights.push(split("linear_qkv (key, value)", groups, 2 * d * h));
+        weights.push(of_heads(split("linear_qkv (key, value)", groups, 2 * d * h)));
         if self.add_qkv_bias || self.add_bias_linear {
             weights.push(split_bias("linear_qkv.bias (query)", heads, d));
-            weights.push(split_bias("linear_qkv.bias (key, value)", groups, 2 * d));
+            weights.push(of_heads(split_bias("linear_qkv.bias (key, value)", groups, 2 * d)));
         }
         if self.qk_layernorm {
-            weights.push(self.norm("q_layernorm", d));
-            weights.push(self.norm("k_layernorm", d));
+            weights.push(self.norm_of_heads("q_layernorm", d));
+            weights.push(self.norm_of_heads("k_layernorm", d));
         }
         weights.push(split("linear_proj", heads, d * h));
         if self.add_bias_linear {
@@ -199,6 +244,13 @@ impl ModelShape {
     /// The matrix of the head `[V, H]`: of its own, or a copy of the token embedding.
     pub fn output_weight(&self) -> Weight {
         split("output_layer", self.vocab_size, u64::from(self.hidden_size))
+    }
+
+    /// The weights of every kind of block of the model, each kind once.
+    pub(crate) fn all_weights(&self) -> Vec<Weight> {
+        let kinds = [false, true].into_iter().filter(|experts| !experts || self.mixture_of_experts.is_some());
+        let layers = kinds.flat_map(|experts| self.layer_weights(experts));
+        self.embedding_weights().into_iter().chain(layers).chain(self.final_norm_weights()).collect()
     }
 
     /// The weights of one layer of multi-token prediction beside the embedding and head that it shares with the model: two

@@ -51,6 +51,7 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         Op::RecvBackward => (placement.next(stage), stage_workload.output),
         Op::ReduceGrad => (placement.reduced_with(op, stage), stage_workload.gradients),
         Op::ReduceData => (None, stage_workload.reduced),
+        Op::ReduceTensor => (None, stage_workload.tensor_reduced),
         Op::GatherParam => (None, stage_workload.gathered),
         Op::ReduceTied => (placement.reduced_with(op, stage), stage_workload.tied),
         _ => (None, 0),
@@ -297,7 +298,7 @@ impl<'a> Memory<'a> {
                 self.touch(buffer, Touch::Free);
                 self.workspace(sizes.optimizer_workspace, task);
             }
-            (Op::ReduceGrad | Op::ReduceTied | Op::ReduceData, _) if !workload.gradients_persist => {
+            (Op::ReduceGrad | Op::ReduceTied | Op::ReduceData | Op::ReduceTensor, _) if !workload.gradients_persist => {
                 self.workspace(task.payload, task);
             }
             _ => {}

@@ -7,7 +7,7 @@ use super::operation::{Operand, Operation, Site};
 use super::writer::Writer;
 use super::{Block, Cut, Phase};
 use crate::mesh::Axis;
-use crate::model::PositionEmbedding;
+use crate::model::{PositionEmbedding, Weight};
 
 /// Bytes of an fp32 number \[B\].
 const FP32: u64 = 4;
@@ -37,7 +37,7 @@ pub(super) fn embedding(cut: &Cut<'_>) -> Block {
         let shard = cut.vocabulary().saturating_mul(cut.hidden());
         b.compute(Phase::Weight, Operation::Accumulate, [elementwise(shard * (width + accumulate::bytes(cut)), 2)]);
     }
-    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&model.embedding_weights()), ..Block::default() }
+    block(cut, w, b, &model.embedding_weights())
 }
 
 /// The final norm, the head and the loss. The maximum, the sum of exponentials and the target's logit of each token are
@@ -69,5 +69,16 @@ pub(super) fn head(cut: &Cut<'_>, own_weight: bool) -> Block {
     border.norm_backward(&mut b, Site::Head);
     let mut weights = cut.model.final_norm_weights();
     weights.extend(own_weight.then(|| cut.model.output_weight()));
-    Block { forward: w.steps, backward: b.steps, parameters: cut.sum(&weights), ..Block::default() }
+    block(cut, w, b, &weights)
+}
+
+/// The block of these steps and weights.
+fn block(cut: &Cut<'_>, forward: Writer, backward: Writer, weights: &[Weight]) -> Block {
+    Block {
+        forward: forward.steps,
+        backward: backward.steps,
+        parameters: cut.sum(weights),
+        expert_parameters: 0,
+        partial_parameters: cut.partial(weights),
+    }
 }

@@ -163,5 +163,6 @@ pub(super) fn block(cut: &Cut<'_>, recompute: Recompute, experts: bool) -> Block
     let weights = cut.model.layer_weights(experts);
     let of_experts: Vec<Weight> = weights.iter().filter(|weight| weight.experts.is_some()).copied().collect();
     let (parameters, expert_parameters) = (cut.sum(&weights), cut.sum(&of_experts));
-    Block { forward: w.steps, backward: b.steps, parameters, expert_parameters }
+    let partial_parameters = cut.partial(&weights);
+    Block { forward: w.steps, backward: b.steps, parameters, expert_parameters, partial_parameters }
 }

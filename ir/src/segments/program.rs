@@ -35,6 +35,8 @@ pub struct StageProgram {
     pub parameters: u64,
     /// Of them those of experts, which fewer ranks hold copies of.
     pub expert_parameters: u64,
+    /// Of the parameters those whose gradients are parts of a sum over the tensor-parallel ranks.
+    pub partial_parameters: u64,
     /// The gradients of each block on their way over the replicas, in the order of the backward: empty with one replica,
     /// and under ZeRO-3, which scatters them in the backward itself.
     pub buckets: Vec<Bucket>,
@@ -89,6 +91,7 @@ struct Listed {
     backward: std::ops::Range<u32>,
     parameters: u64,
     expert_parameters: u64,
+    partial_parameters: u64,
     /// ZeRO-3: the gathers of its parameters and the scatters of its gradients, those of experts apart.
     gather: Vec<u32>,
     scatter: Vec<u32>,
@@ -165,9 +168,18 @@ impl Programs {
             0 => reduce = messages(Phase::Weight, CollectiveKind::AllReduce, Operand::Gradients, gradient_width),
             _ => reduce = messages(Phase::Weight, CollectiveKind::ReduceScatter, Operand::Gradients, gradient_width),
         }
-        let Block { parameters, expert_parameters, .. } = block;
-        let weights_in_backward = true;
-        Listed { forward, backward, parameters, expert_parameters, gather, scatter, reduce, weights_in_backward }
+        let Block { parameters, expert_parameters, partial_parameters, .. } = block;
+        Listed {
+            forward,
+            backward,
+            parameters,
+            expert_parameters,
+            partial_parameters,
+            gather,
+            scatter,
+            reduce,
+            weights_in_backward: true,
+        }
     }
 
     fn next(&self) -> u32 {
@@ -199,6 +211,7 @@ impl Programs {
             weight,
             parameters: blocks.iter().map(|(_, b)| b.parameters).sum(),
             expert_parameters: blocks.iter().map(|(_, b)| b.expert_parameters).sum(),
+            partial_parameters: blocks.iter().map(|(_, b)| b.partial_parameters).sum(),
             buckets: buckets.collect(),
         }
     }

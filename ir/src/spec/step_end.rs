@@ -12,6 +12,7 @@ pub(super) struct StepEnd {
     last_gradient: Vec<Option<TaskId>>,
     optimizers: Vec<Vec<TaskId>>,
     reductions: Vec<TaskId>,
+    over_tensor: Vec<Vec<TaskId>>,
     gathers: Vec<TaskId>,
 }
 
@@ -22,6 +23,7 @@ impl StepEnd {
             last_gradient: vec![None; stages],
             optimizers: vec![Vec::new(); stages],
             reductions: Vec::new(),
+            over_tensor: vec![Vec::new(); stages],
             gathers: Vec::new(),
         }
     }
@@ -32,6 +34,10 @@ impl StepEnd {
             Op::FullBackward | Op::BackwardWeight => self.last_gradient[s] = self.last_gradient[s].max(Some(id)),
             Op::OptimizerStep => self.optimizers[s].push(id),
             Op::ReduceGrad | Op::ReduceData | Op::ReduceTied | Op::ClipGrad => self.reductions.push(id),
+            Op::ReduceTensor => {
+                self.reductions.push(id);
+                self.over_tensor[s].push(id);
+            }
             Op::GatherParam => self.gathers.push(id),
             _ => {}
         }
@@ -39,8 +45,7 @@ impl StepEnd {
 
     pub(super) fn check(self, table: &Table<'_>, report: &mut Report<'_>) {
         let (cells, placement) = (table.draft.index.cells, &table.draft.placement);
-        let Self { last_gradient, optimizers, reductions, gathers } = self;
-        let any_optimizer = optimizers.iter().any(|ids| !ids.is_empty());
+        let Self { last_gradient, optimizers, reductions, over_tensor, gathers } = self;
         let mut after = |first: TaskId, second: TaskId| {
             if !table.before(first, second) {
                 let [a, b] = [first, second].map(|id| table.draft.task(id).action);
@@ -67,13 +72,18 @@ impl StepEnd {
                 for id in &optimizers[s] {
                     after(*reduction, *id);
                 }
-                // The tied embedding is summed over its two ends after each end is summed over its copies.
-                let over_copies = |id: &&TaskId| {
+                // The tied embedding is summed over its two ends, and parts over the tensor-parallel ranks, after each is
+                // summed over its copies; the norm of the gradients is one of sums.
+                let comes_first = |id: &&TaskId| {
                     let earlier = table.draft.task(**id).action;
-                    let summed = matches!(earlier.op, Op::ReduceGrad | Op::ReduceData);
-                    action.op == Op::ReduceTied && summed && cells.stage(earlier.stage) == Some(s)
+                    let copies = matches!(earlier.op, Op::ReduceGrad | Op::ReduceData);
+                    match action.op {
+                        Op::ReduceTied | Op::ReduceTensor => copies && cells.stage(earlier.stage) == Some(s),
+                        Op::ClipGrad => earlier.op == Op::ReduceTensor,
+                        _ => false,
+                    }
                 };
-                for earlier in reductions.iter().filter(over_copies) {
+                for earlier in reductions.iter().filter(comes_first) {
                     after(*earlier, *reduction);
                 }
             }
@@ -86,19 +96,16 @@ impl StepEnd {
                 report.add(Rule::StepEnd, message, format!("move {b} behind {a}"), &[*gather, *id]);
             }
         }
-        for (stage, ids) in cells.stages().zip(&optimizers) {
-            let action = Action::whole_stage(stage, Op::OptimizerStep);
-            match ids.as_slice() {
-                [] if any_optimizer => {
-                    report.add(
-                        Rule::StepEnd,
-                        format!("{action} is missing"),
-                        format!("add {action} behind the last backward"),
-                        &[],
-                    );
-                }
-                [_, _, ..] => report.add(Rule::StepEnd, format!("{action} stands more than once"), "keep one", ids),
-                _ => {}
+        for (op, each) in [(Op::OptimizerStep, &optimizers), (Op::ReduceTensor, &over_tensor)] {
+            let any = each.iter().any(|ids| !ids.is_empty());
+            for (stage, ids) in cells.stages().zip(each) {
+                let action = Action::whole_stage(stage, op);
+                let (message, help) = match ids.as_slice() {
+                    [] if any => (format!("{action} is missing"), format!("add {action} behind the last backward")),
+                    [_, _, ..] => (format!("{action} stands more than once"), "keep one".to_owned()),
+                    _ => continue,
+                };
+                report.add(Rule::StepEnd, message, help, ids);
             }
         }
     }

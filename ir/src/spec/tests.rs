@@ -4,7 +4,10 @@ use super::{Rule, Semantics, Violation};
 use crate::action::{Action, Op};
 use crate::ids::{Microbatch, Stage};
 use crate::order::PipelineOrder;
-use crate::passes::{add_gradient_reduction, add_optimizer_step, add_send_recv, add_tied_reduction};
+use crate::passes::{
+    add_data_reduction, add_gradient_clipping, add_gradient_reduction, add_optimizer_step, add_send_recv,
+    add_tensor_reduction, add_tied_reduction,
+};
 use crate::schedule::Draft;
 use crate::schedules::{Chunks, FAMILIES, Family, ScheduleParams, find};
 use crate::task::{Task, Touch};
@@ -328,6 +331,43 @@ fn r13_step_end() {
     let moved = order.ranks[1].remove(reduction);
     order.ranks[1].insert(backward, moved);
     assert!(violations(&order).iter().any(|v| v.rule == Rule::StepEnd && v.message.contains("1REDUCE_TIED")));
+}
+
+#[test]
+fn r13_parts_are_summed_over_the_tensor_parallel_ranks_once_and_in_their_place() {
+    let lawful = |family: &str, p: u32, v: u32| {
+        let program = add_gradient_reduction(add_send_recv(&order(family, p, 4, v)));
+        let program = add_tensor_reduction(add_data_reduction(program));
+        add_optimizer_step(add_gradient_clipping(add_tied_reduction(program)))
+    };
+    for (family, v) in [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("dualpipe", 1)] {
+        assert_eq!(violations(&lawful(family, 2, v)), [], "{family}");
+    }
+    // What is wrong when rank 0's `action` is moved to where `to` stands.
+    let moved = |action: &str, to: &str| {
+        let mut order = lawful("zb-h1", 2, 1);
+        let (from, to) = (at(&order, 0, action), at(&order, 0, to));
+        let action = order.ranks[0].remove(from);
+        order.ranks[0].insert(to - usize::from(from < to), action);
+        violations(&order).iter().map(|v| (v.rule, v.message.clone())).collect::<Vec<_>>()
+    };
+    for (action, to, wrong) in [
+        ("0REDUCE_TENSOR", "0W3", "0REDUCE_TENSOR stands before 0W3"),
+        ("0REDUCE_TENSOR", "0REDUCE_DATA", "0REDUCE_TENSOR stands before 0REDUCE_DATA"),
+        ("0CLIP_GRAD", "0REDUCE_TENSOR", "0CLIP_GRAD stands before 0REDUCE_TENSOR"),
+        ("0OPTIMIZER_STEP", "0REDUCE_TENSOR", "0OPTIMIZER_STEP stands before 0REDUCE_TENSOR"),
+    ] {
+        let found = moved(action, to);
+        let fits = |(rule, message): &(Rule, String)| *rule == Rule::StepEnd && message.starts_with(wrong);
+        assert!(found.iter().any(fits), "{wrong}: {found:?}");
+    }
+    let mut order = lawful("1f1b", 2, 1);
+    let place = at(&order, 1, "1REDUCE_TENSOR");
+    let twice = order.ranks[1][place];
+    order.ranks[1].insert(place, twice);
+    assert_eq!(violations(&order)[0].message, "1REDUCE_TENSOR stands more than once");
+    order.ranks[1].drain(place..place + 2);
+    assert_eq!(violations(&order)[0].message, "1REDUCE_TENSOR is missing");
 }
 
 /// The four programs of field case A11 (microbatches and stages as there), and whether each comes to its end.

@@ -316,6 +316,10 @@ impl CostModel for AnalyticCost {
             Op::BackwardInput => backward + stage.input,
             Op::BackwardWeight => stage.weight,
             Op::ReduceData => stage.reduce,
+            Op::ReduceTensor => {
+                let (kind, axis) = (CollectiveKind::AllReduce, Axis::Tensor);
+                self.links.collective(&Collective { kind, axis, bytes: task.payload }, &self.mesh)
+            }
             Op::OptimizerStep => stage.optimizer,
             Op::GatherParam => stage.gather,
             Op::ClipGrad => self.clip,

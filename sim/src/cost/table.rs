@@ -76,7 +76,7 @@ impl CostModel for TableCost {
             Op::RecvForward | Op::RecvBackward => self.message.receive.median,
             Op::ClipGrad => 0.0,
             // Both copies travel at once; measured for a message of another size, so scaled.
-            Op::ReduceGrad | Op::ReduceTied | Op::ReduceData | Op::GatherParam => {
+            Op::ReduceGrad | Op::ReduceTied | Op::ReduceData | Op::ReduceTensor | Op::GatherParam => {
                 let scale = task.payload as f64 / self.message.bytes.max(1) as f64;
                 (self.message.send.median + self.message.receive.median) * scale
             }
@@ -119,6 +119,7 @@ pub fn workload_of(table: &CostTable, plan: &Plan) -> Workload {
             backward_workspace: sliced.map_or(costs.backward_workspace, |s| s.backward_workspace),
             optimizer_workspace: costs.optimizer_workspace,
             reduced: 0,
+            tensor_reduced: 0,
             gathered: 0,
             tied,
             forward_flops,

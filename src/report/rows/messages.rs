@@ -69,7 +69,7 @@ impl Kind {
 /// The axis of a message that is a step of a stage's work; gradients over replicas are an operation of their own.
 pub(super) fn axis_of(task: &Task) -> Option<Axis> {
     match task.lane {
-        Lane::Tensor => Some(Axis::Tensor),
+        Lane::Tensor if task.action.op.is_compute() => Some(Axis::Tensor),
         Lane::Context => Some(Axis::Context),
         Lane::Expert => Some(Axis::Expert),
         Lane::Data if task.action.op.is_compute() => Some(Axis::Data),
