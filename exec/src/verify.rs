@@ -196,6 +196,7 @@ mod tests {
     fn run(losses: &[f64], gradient: &[f32]) -> Run {
         Run {
             losses: losses.to_vec(),
+            norms: vec![],
             timeline: Timeline { source: Source::Measured, tasks: 0, spans: vec![], memory: vec![] },
             gradients: vec![vec![("w".to_owned(), gradient.to_vec())]],
             parameters: vec![vec![("w".to_owned(), vec![1.0])]],
@@ -205,6 +206,7 @@ mod tests {
     fn reference() -> Reference {
         Reference {
             losses: vec![2.0],
+            norms: vec![],
             gradients: vec![vec![("w".to_owned(), vec![1.0, -0.5])]],
             parameters: vec![vec![("w".to_owned(), vec![1.0])]],
             step_seconds: vec![],
