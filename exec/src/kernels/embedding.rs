@@ -1,21 +1,92 @@
-use burn::tensor::{Tensor, TensorData};
+//! The token embedding, as far as a rank's shard of the vocabulary goes.
+//!
+//! One law: a token of another shard gives zeros and takes no gradient, so that the sum over the ranks is the embedding.
+
+use super::cpu::{Rows, Values, edit, is_cpu, make};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
+
+/// Where a token is in a shard of `rows` rows from `first` on.
+fn place(token: u32, first: usize, rows: usize) -> Option<usize> {
+    (token as usize).checked_sub(first).filter(|at| *at < rows)
+}
+
+/// The rows of `tokens` in a shard `[V, H]` that begins with token `first`: `[N, H]`.
 pub fn forward(table: &Tensor<2>, tokens: &[u32], first: usize) -> Tensor<2> {
     let [v, h] = table.dims();
-    let data: Vec<f32> = table.clone().into_data().iter().collect();
-    let mut out = vec![0.0f32; tokens.len() * h];
-    for (row, t) in out.chunks_exact_mut(h).zip(tokens) {
-        if let Some(j) = (*t as usize).checked_sub(first).filter(|j| *j < v) { row.copy_from_slice(&data[j * h..(j + 1) * h]); }
-    }
-    Tensor::from_data(TensorData::new(out, [tokens.len(), h]), &table.device())
-}
-pub fn weight(dy: &Tensor<2>, tokens: &[u32], first: usize, rows: usize, onto: Option<Tensor<2>>) -> Tensor<2> {
-    let [_, h] = dy.dims();
-    let data: Vec<f32> = dy.clone().into_data().iter().collect();
-    let mut out = match &onto { Some(o) => o.clone().into_data().iter().collect(), None => vec![0.0f32; rows * h] };
-    for (row, t) in data.chunks_exact(h).zip(tokens) {
-        if let Some(j) = (*t as usize).checked_sub(first).filter(|j| *j < rows) {
-            out[j * h..(j + 1) * h].iter_mut().zip(row).for_each(|(a, b)| *a += b);
+    let Some(rows) = Rows::by_row(table) else {
+        let (index, here) = places(tokens, first, v, table);
+        return table.clone().select(0, index) * here;
+    };
+    make([tokens.len(), h], &table.device(), |out| {
+        for (out, token) in out.chunks_exact_mut(h).zip(tokens) {
+            let from = place(*token, first, v).map(|at| at * rows.strides[0]);
+            if let Some(row) = from.and_then(|from| rows.storage().get(from..from + h)) {
+                out.copy_from_slice(row);
+            }
         }
+    })
+}
+
+/// The gradient of a shard of `rows` rows from that of its output `[N, H]`, added to `onto` `[V, H]`.
+pub fn weight(
+    gradient: &Tensor<2>,
+    tokens: &[u32],
+    first: usize,
+    rows: usize,
+    onto: Option<Tensor<2>>,
+) -> Tensor<2> {
+    let [_, h] = gradient.dims();
+    let zeros = || Tensor::<2>::zeros([rows, h], &gradient.device()).cast(gradient.dtype());
+    let onto = onto.unwrap_or_else(zeros);
+    let Some(values) = Values::of(gradient).filter(|_| is_cpu(&onto)) else {
+        let (index, here) = places(tokens, first, rows, gradient);
+        return onto.select_assign(0, index, gradient.clone() * here, IndexingUpdateOp::Add);
+    };
+    let changed = edit(onto, |out| {
+        for (row, token) in values.slice().chunks_exact(h).zip(tokens) {
+            let from = place(*token, first, rows).map(|at| at * h);
+            if let Some(out) = from.and_then(|from| out.get_mut(from..from + h)) {
+                out.iter_mut().zip(row).for_each(|(out, x)| *out += x);
+            }
+        }
+    });
+    changed.unwrap_or_else(|onto| onto)
+}
+
+/// The tokens' rows `[N]`, 0 for those of other shards, and `[N, 1]` which are of this one.
+fn places(tokens: &[u32], first: usize, rows: usize, like: &Tensor<2>) -> (Tensor<1, Int>, Tensor<2>) {
+    let places: Vec<Option<usize>> = tokens.iter().map(|token| place(*token, first, rows)).collect();
+    let index: Vec<i32> = places.iter().map(|at| i32::try_from(at.unwrap_or(0)).unwrap_or(0)).collect();
+    let here: Vec<f32> = places.iter().map(|at| f32::from(u8::from(at.is_some()))).collect();
+    let n = tokens.len();
+    let here = Tensor::<2>::from_data(TensorData::new(here, [n, 1]), &like.device()).cast(like.dtype());
+    (Tensor::from_data(TensorData::new(index, [n]), &like.device()), here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{assert_close, random, wide};
+    use super::*;
+    use burn::tensor::DType;
+
+    #[test]
+    fn shards_sum_to_the_whole_there_and_back() {
+        let (table, tokens) = (random([9, 4]), [3u32, 0, 8, 3, 5]);
+        let whole = forward(&table, &tokens, 0);
+        let rows = Tensor::<1, Int>::from_ints([3, 0, 8, 3, 5], &table.device());
+        assert_close(&whole, &table.clone().select(0, rows), 0.0);
+        let shard = |from: usize, to: usize| table.clone().slice([from..to, 0..4]);
+        assert_close(&(forward(&shard(0, 5), &tokens, 0) + forward(&shard(5, 9), &tokens, 5)), &whole, 0.0);
+        let (gradient, onto) = (random([5, 4]), random([9, 4]));
+        let made = weight(&gradient, &tokens, 0, 9, Some(onto.clone()));
+        let part = |from: usize, to: usize| onto.clone().slice([from..to, 0..4]);
+        let parts = vec![
+            weight(&gradient, &tokens, 0, 5, Some(part(0, 5))),
+            weight(&gradient, &tokens, 5, 4, Some(part(5, 9))),
+        ];
+        assert_close(&Tensor::cat(parts, 0), &made, 0.0);
+        let f64 = |x: &Tensor<2>| x.clone().cast(DType::F64);
+        assert_close(&made, &wide(&weight(&f64(&gradient), &tokens, 0, 9, Some(f64(&onto)))), 1e-6);
+        assert_close(&whole, &wide(&forward(&f64(&table), &tokens, 0)), 0.0);
     }
-    Tensor::from_data(TensorData::new(out, [rows, h]), &dy.device())
 }

@@ -112,7 +112,7 @@ impl Transformer {
     fn rotated(&mut self, at: At, tensors: [Tensor<2>; 2], back: bool) -> Result<[Tensor<2>; 2], TaskError> {
         let (batch, dim) = (self.spec.batch, self.spec.head_dim());
         let runs = self.pass(at.microbatch)?.positions.clone();
-        Ok(tensors.map(|x| rope::rotate(&x, batch, dim, &runs, &self.inverse_frequencies, back)))
+        Ok(tensors.map(|x| rope::rotate(x, batch, dim, &runs, &self.inverse_frequencies, back)))
     }
 
     /// The positions of the keys that a block of the core has: those of the rank that they came from.
