@@ -16,6 +16,9 @@ mod mlp;
 mod operation;
 mod program;
 mod runs;
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+mod tests;
 mod writer;
 
 pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};
