@@ -17,7 +17,6 @@ mod operation;
 mod program;
 mod runs;
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 mod tests;
 mod writer;
 
