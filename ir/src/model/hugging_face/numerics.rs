@@ -112,6 +112,7 @@ fn llama3(part: &mut Fields<'_>) -> Option<RopeScaling> {
 }
 
 #[cfg(test)]
+mod tests {
     use super::super::import;
     use super::*;
     use crate::model::{Numerics, preset};
