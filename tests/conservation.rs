@@ -15,8 +15,8 @@ use pipewright::ir::segments::{CollectiveKind, Programs};
 use pipewright::ir::task::{Lane, Task};
 use pipewright::ir::timeline::Timeline;
 use pipewright::ir::workload::{StageWorkload, Workload};
-use pipewright::sim::cost::AnalyticCost;
 use pipewright::sim::cost::analytic::{SegmentCost, parameters_of};
+use pipewright::sim::cost::{AnalyticCost, CostModel};
 use pipewright::sim::{Engine, Options, full, simulate};
 use std::collections::BTreeMap;
 
@@ -142,6 +142,57 @@ fn gradients_of_experts_are_summed_over_those_that_hold_them() {
     // Of n bytes over r ranks 2 n (r - 1) / r.
     assert_eq!(all.iter().map(|row| row.sent).sum::<u64>(), experts * bytes + others * bytes * 7 / 4);
     assert!(experts > 4 * others);
+}
+
+/// Norms under Megatron's sequence parallelism, and key-value heads fewer than ranks, as the list of weights has them.
+#[test]
+fn what_is_summed_over_tensor_parallel_ranks_is_what_they_share_and_see_in_parts() {
+    let plan = |t: u32, groups: u32, more: &str| {
+        let text = format!(
+            r#"{{ "schema_version": 1, "name": "partial", "cluster": {{ "preset": "dgx-a100-80g" }},
+            "model": {{ "num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "num_query_groups": {groups} }},
+            "parallel": {{ {} {more} }},
+            "training": {{ "num_microbatches": 4, "seq_length": 2048, "dtype": "bf16" }}, "schedules": ["zb-h1"] }}"#,
+            sizes(t, 1, 2, 2)
+        );
+        plan::resolve(&serde_json::from_str(&text).unwrap(), &|_| Err(String::new())).unwrap().remove(0)
+    };
+    let sequence = r#", "sequence_parallel": "megatron""#;
+    // Two norms of 2 H in each of 4 layers, the last stage's final norm, and a key-value head of 64 with its bias.
+    let (norms, last, head) = (4 * 2 * 2 * 1024, 2 * 1024, 4 * (2 * 64 * 1024 + 2 * 64));
+    for (t, groups, more, expected) in [
+        (1, 16, "", None),
+        (4, 16, "", None),
+        (4, 16, sequence, Some([norms, norms + last])),
+        (4, 2, "", Some([head, head])),
+        (4, 2, sequence, Some([norms + head, norms + last + head])),
+        (4, 4, sequence, Some([norms, norms + last])),
+    ] {
+        let case = Case::new(plan(t, groups, more));
+        for schedule in [&case.whole, &case.cut] {
+            let sums: Vec<(usize, u64, f64)> = schedule
+                .tasks()
+                .filter(|(_, task)| task.action.op == Op::ReduceTensor)
+                .map(|(_, task)| (task.rank.index(), task.payload, case.cost.duration(task)))
+                .collect();
+            // Gradients of bf16 are summed in fp32.
+            let bytes: Vec<(usize, u64)> = sums.iter().map(|(rank, bytes, _)| (*rank, *bytes)).collect();
+            let expected = expected.map_or_else(Vec::new, |numbers| vec![(0, numbers[0] * 4), (1, numbers[1] * 4)]);
+            assert_eq!(bytes, expected, "{} of {groups}{more}", case.named());
+            assert!(sums.iter().all(|(_, _, time)| *time > 0.0 && *time < 1e-3));
+        }
+        let traffic_at = |schedule: &Schedule| {
+            let rows = traffic(schedule, &case.network(8)).remove(0);
+            let kind = MessageKind::Collective(CollectiveKind::AllReduce);
+            rows.iter()
+                .find(|row| (row.axis, row.kind) == (Axis::Tensor, kind))
+                .map_or((0, 0), |r| (r.messages, r.sent))
+        };
+        // At the detail of stages it is the only message over the axis: of n bytes 2 n (t - 1) / t are sent.
+        let sent = expected.map_or((0, 0), |numbers| (1, numbers[0] * 4 * 2 * 3 / 4));
+        assert_eq!(traffic_at(&case.whole), sent, "{} of {groups}{more}", case.named());
+        assert!(traffic_at(&case.cut).1 >= sent.1);
+    }
 }
 
 /// Bytes that each member of a group sends to each other one, worked out message by message.

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use pipewright::ir::ids::LayerRange;
-use pipewright::ir::model::{self, ModelShape, Numerics, StagePart};
+use pipewright::ir::model::{self, ActivationFunction, ModelShape, Numerics, RopeScaling, StagePart};
 use pipewright::ir::plan::{Plan, model_shape, resolve};
 use pipewright::ir::scenario::{Model, Recompute, Scenario};
 use serde_json::{Value, json};
@@ -292,6 +292,24 @@ fn a12_padding_multiplies_with_tensor_parallelism_and_happens_once() {
 }
 
 #[test]
+fn numbers_of_a_model_are_written_by_megatrons_names_and_cost_nothing() {
+    let named = |more: Value| {
+        let base = json!({ "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2 });
+        plans(with(base, more), json!({}))[0].model.clone().unwrap()
+    };
+    let written = named(json!({ "layernorm_epsilon": 1e-6, "rotary_base": 5e5, "activation_function": "gelu_tanh",
+        "initializer_range": 0.01, "rope_scaling": { "rope_type": "linear", "factor": 4 } }));
+    let plain = named(json!({}));
+    assert_eq!(plain.numerics, Numerics::default());
+    assert_eq!((written.numerics.layernorm_epsilon.0, written.numerics.rotary_base.0), (1e-6, 5e5));
+    assert_eq!(written.numerics.activation, ActivationFunction::GeluTanh);
+    assert_eq!(written.numerics.rope_scaling, Some(RopeScaling::Linear { factor: 4.0.into() }));
+    assert!(written.is_gpt());
+    assert_eq!(written.describe(), plain.describe());
+    assert_eq!(named(json!({ "swiglu": true })).numerics.activation, ActivationFunction::Silu);
+}
+
+#[test]
 fn fields_override_the_preset_and_the_config() {
     let shape = |model: Value| plans(model, json!({}))[0].model.clone().unwrap();
     let reduced = shape(json!({ "preset": "llama-3-70b", "num_layers": 12 }));
@@ -412,6 +430,13 @@ fn wrong_models_are_refused_at_the_knob_with_what_would_be_legal() {
         (base(json!({ "num_experts": 4, "first_dense_layers": 5 })), "model.first_dense_layers", &["4 or less"]),
         (base(json!({ "max_position_embeddings": 32 })), "model.max_position_embeddings", &["64 tokens", "32"]),
         (base(json!({ "num_layers": 4_000_000 })), "model.num_layers", &["slip"]),
+        (base(json!({ "layernorm_epsilon": -1 })), "model.layernorm_epsilon", &["from 0 to 1", "use 0"]),
+        (base(json!({ "rotary_percent": 1.5 })), "model.rotary_percent", &["1.5", "use 1"]),
+        (
+            base(json!({ "rope_scaling": { "rope_type": "linear", "factor": 0.5 } })),
+            "model.rope_scaling.factor",
+            &["0.5", "use 1"],
+        ),
         (base(json!({ "shared_norm": true, "post_norms": true })), "model.shared_norm", &["keep one of"]),
         (json!({ "preset": "llama-4-70b" }), "model.preset", &["llama-4-70b", "llama-3-70b"]),
         (json!({ "preset": "gpt2", "hf_config": "x" }), "model.hf_config", &["both"]),

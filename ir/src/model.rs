@@ -229,7 +229,7 @@ mod tests {
         assert!(gpt.is_gpt() && free.is_gpt());
         assert_eq!(ModelShape { num_query_groups: 1, ..gpt.clone() }.unlike_gpt(), Some("grouped-query attention"));
         let numerics = Numerics { activation: ActivationFunction::GeluTanh, ..Numerics::default() };
-        assert!(ModelShape { numerics, ..gpt.clone() }.is_gpt());
+        assert!(ModelShape { numerics, ..gpt }.is_gpt());
         assert_eq!(ModelShape { normalization: Normalization::RmsNorm, ..gpt }.unlike_gpt(), Some("RMSNorm"));
     }
 }

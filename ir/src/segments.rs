@@ -16,6 +16,8 @@ mod mlp;
 mod operation;
 mod program;
 mod runs;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 pub use kernel::{AttentionKernel, Collective, CollectiveKind, Kernel};

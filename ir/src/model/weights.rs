@@ -263,3 +263,43 @@ impl ModelShape {
         weights
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partial(shape: &ModelShape, tp: u32, sequence: bool) -> u64 {
+        shape.layer_weights(false).iter().map(|weight| weight.partial_elements(tp, sequence)).sum()
+    }
+
+    /// Two LayerNorms of 2 H; a key-value head of 2 D rows of H numbers, with its bias.
+    #[test]
+    fn gradients_are_parts_for_norms_of_a_shared_sequence_and_for_shared_key_value_heads() {
+        let gpt = ModelShape::gpt(2, 64, 8, 128, 32);
+        assert_eq!([(1, true), (2, false), (2, true), (8, true)].map(|(t, s)| partial(&gpt, t, s)), [0, 0, 256, 256]);
+        let grouped = ModelShape { num_query_groups: 2, ..gpt.clone() };
+        let head = 2 * 8 * 64 + 2 * 8;
+        assert_eq!([2, 4, 8].map(|t| partial(&grouped, t, false)), [0, head, head]);
+        assert_eq!([2, 4, 8].map(|t| partial(&grouped, t, true)), [256, 256 + head, 256 + head]);
+        let one =
+            ModelShape { normalization: Normalization::RmsNorm, add_bias_linear: false, add_qkv_bias: false, ..gpt };
+        assert_eq!(partial(&one, 4, true), 128);
+        // Each rank's heads go through the norms of queries and keys, whatever it has of the sequence.
+        let normed = ModelShape { qk_layernorm: true, ..one };
+        assert_eq!([false, true].map(|s| partial(&normed, 4, s)), [16, 128 + 16]);
+    }
+
+    #[test]
+    fn latent_attention_shares_no_key_value_heads() {
+        let (kv_lora_rank, q_lora_rank) = (16, Some(24));
+        let latent =
+            LatentAttention { q_lora_rank, kv_lora_rank, qk_head_dim: 8, qk_pos_emb_head_dim: 4, v_head_dim: 8 };
+        let shape = ModelShape {
+            latent_attention: Some(latent),
+            normalization: Normalization::RmsNorm,
+            ..ModelShape::gpt(2, 64, 8, 128, 32)
+        };
+        assert_eq!(partial(&shape, 4, false), 0);
+        assert_eq!(partial(&shape, 4, true), 64 + 64 + 24 + 16);
+    }
+}

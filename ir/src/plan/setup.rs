@@ -89,3 +89,37 @@ fn sequence_parallel(scenario: &Scenario, mesh: &Mesh) -> (SequenceParallel, boo
     };
     (kind, megatron)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::Training;
+
+    fn rates(training: Training) -> ([f64; 2], bool, Vec<Fault>) {
+        let scenario = Scenario { training, ..Scenario::default() };
+        let mut faults = Vec::new();
+        let setup = resolve(&scenario, None, &Mesh::default(), &mut faults);
+        ([setup.hidden_dropout, setup.attention_dropout], setup.dropout(), faults)
+    }
+
+    #[test]
+    fn dropout_is_a_tenth_where_it_is_on_and_no_rate_is_written() {
+        let dropout = Some(true);
+        assert_eq!(rates(Training::default()), ([0.0, 0.0], false, Vec::new()));
+        assert_eq!(rates(Training { dropout, ..Training::default() }), ([0.1, 0.1], true, Vec::new()));
+        let hidden = Training { hidden_dropout: Some(0.2), ..Training::default() };
+        assert_eq!(rates(hidden.clone()), ([0.2, 0.0], true, Vec::new()), "a rate turns it on");
+        assert_eq!(rates(Training { dropout, ..hidden }), ([0.2, 0.1], true, Vec::new()));
+        let off = Training { dropout, attention_dropout: Some(0.0), ..Training::default() };
+        assert_eq!(rates(off).0, [0.1, 0.0]);
+    }
+
+    #[test]
+    fn a_rate_is_from_0_to_below_1() {
+        for (rate, help) in [(-0.5, "use 0"), (1.0, "less than 1"), (f64::NAN, "less than 1")] {
+            let (_, _, faults) = rates(Training { attention_dropout: Some(rate), ..Training::default() });
+            assert_eq!((faults.len(), faults[0].path.as_str()), (1, "training.attention_dropout"));
+            assert!(faults[0].help.contains(help), "{faults:?}");
+        }
+    }
+}

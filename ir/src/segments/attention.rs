@@ -151,6 +151,7 @@ impl<'a> Attention<'a> {
                     if block + 1 < self.cut.mesh.context {
                         self.pass_on(w, phase, true, false, 2);
                     }
+                    w.begin_segment();
                     w.compute(phase, Operation::Core(block), self.part(false, self.cut.context()));
                 }
             }
@@ -175,6 +176,7 @@ impl<'a> Attention<'a> {
                     if keys_and_values || gradients {
                         self.pass_on(w, Phase::Input, keys_and_values, gradients, 2);
                     }
+                    w.begin_segment();
                     w.compute(Phase::Input, Operation::Core(block), self.part(true, self.cut.context()));
                 }
                 self.pass_on(w, Phase::Input, false, true, 1);

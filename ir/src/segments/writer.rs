@@ -8,15 +8,17 @@ use super::{Body, Phase, Step};
 #[derive(Default)]
 pub(super) struct Writer {
     pub(super) steps: Vec<Step>,
+    /// Whether the next operation begins a segment, whatever stands before it.
+    apart: bool,
 }
 
 impl Writer {
     /// Adds an operation with its kernels to the segment at the end, or begins one after a message or another phase.
     pub(super) fn compute(&mut self, phase: Phase, operation: Operation, kernels: impl IntoIterator<Item = Kernel>) {
-        let awaits = self.is_awaited(self.steps.len());
+        let apart = std::mem::take(&mut self.apart);
         if let Some(Step { phase: last, body: Body::Compute(list), operations, .. }) = self.steps.last_mut()
             && *last == phase
-            && !awaits
+            && !apart
         {
             list.extend(kernels);
             operations.push(operation);
@@ -26,12 +28,9 @@ impl Writer {
         self.steps.push(Step { phase, name: operation.name(), body, operations: vec![operation] });
     }
 
-    /// Whether the step at a place is the first that waits for some message.
-    fn is_awaited(&self, place: usize) -> bool {
-        self.steps.iter().enumerate().any(|(at, step)| match &step.body {
-            Body::Communicate { joined_after, .. } => at + joined_after == place,
-            _ => false,
-        })
+    /// The next operation begins a segment: it waits for a message that the one before it runs beside.
+    pub(super) fn begin_segment(&mut self) {
+        self.apart = true;
     }
 
     /// Adds a message that the step `joined_after` behind it waits for.

@@ -112,7 +112,6 @@ fn llama3(part: &mut Fields<'_>) -> Option<RopeScaling> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use super::super::import;
     use super::*;
