@@ -40,7 +40,8 @@ mod tests {
     /// Asserts that two tensors differ nowhere by more than `tolerance`, of numbers above 1 as a share of them.
     pub(super) fn assert_close<const D: usize>(a: &Tensor<D>, b: &Tensor<D>, tolerance: f32) {
         assert_eq!(a.dims(), b.dims());
-        let (a, b): (Vec<f32>, Vec<f32>) = (a.clone().into_data().iter().collect(), b.clone().into_data().iter().collect());
+        let (a, b): (Vec<f32>, Vec<f32>) =
+            (a.clone().into_data().iter().collect(), b.clone().into_data().iter().collect());
         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs() / b.abs().max(1.0)).fold(0.0, f32::max);
         assert!(worst <= tolerance && a.iter().any(|x| *x != 0.0), "largest difference {worst}");
     }

@@ -133,6 +133,19 @@ impl Parameter {
         self.gradient.take()
     }
 
+    /// Adds to the gradient, flat.
+    pub fn add_gradient(&mut self, gradient: Tensor<1>) {
+        self.gradient = Some(match self.gradient.take() {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        });
+    }
+
+    /// The values, flat; empty while they are released.
+    pub fn values(&self) -> Vec<f32> {
+        self.value.clone().map_or_else(Vec::new, |value| value.into_data().iter().collect())
+    }
+
     /// Puts the gradient in its place.
     pub(crate) fn set_gradient<const D: usize>(&mut self, gradient: Tensor<D>) {
         let len = self.len();

@@ -178,8 +178,11 @@ impl Wave<'_> {
         let mut overheads = Vec::new();
         let mut probes = Vec::new();
         for stage in self.layout.placement.stages_of(rank) {
-            let module =
-                build(stage, rank.index(), device).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
+            let module = build(stage, rank.index(), device).map_err(|reason| RunError::Build {
+                rank,
+                stage: stage.number(),
+                reason,
+            })?;
             probes.push(Probe::new(self.layout, stage, rank, device, module, self.options.optimizer));
         }
         for round in 0..self.options.warmup + self.options.rounds {
@@ -479,7 +482,7 @@ impl<M: StageModule> Probe<M> {
                 tokens,
                 targets,
                 hidden,
-                step_tokens: u64::from(MICROBATCHES) * sequences * batches.seq_length() as u64,
+                step_tokens: batches.step_tokens(MICROBATCHES.into()),
             };
             probe.module.begin_forward(microbatch, feed)?;
             let program = probe.program(layout)?;

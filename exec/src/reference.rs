@@ -83,12 +83,8 @@ pub fn follow<M: StageModule>(
         let begin = std::time::Instant::now();
         let mut total = 0.0;
         for microbatch in 0..options.microbatches {
-            let failed = |reason| RunError::Task {
-                rank: Rank(0),
-                task: format!("microbatch {microbatch}"),
-                step,
-                reason,
-            };
+            let failed =
+                |reason| RunError::Task { rank: Rank(0), task: format!("microbatch {microbatch}"), step, reason };
             total += one(&mut module, programs, batches, options, step, microbatch).map_err(failed)?;
         }
         let standing = Standing { tensor_rank: 0, replica: 0, is_copy: false };
@@ -136,7 +132,7 @@ fn one<M: StageModule>(
         tokens: Some(tokens),
         targets: Some(targets),
         hidden: None,
-        step_tokens: u64::from(options.microbatches) * sequences * seq_length as u64,
+        step_tokens: batches.step_tokens(options.microbatches.into()),
     };
     let microbatch = Microbatch::new(microbatch);
     let stage = programs.stages.first().ok_or(TaskError::Missing("the program of the model"))?;

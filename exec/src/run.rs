@@ -194,8 +194,11 @@ fn work<M: StageModule, T: Transport, B: Batches + ?Sized>(
     let zero = context.setup.zero_stage;
     let mut stages = BTreeMap::new();
     for stage in context.schedule.placement().stages_of(place.rank()) {
-        let mut module =
-            build(stage, rank.index(), device).map_err(|reason| RunError::Build { rank, stage: stage.number(), reason })?;
+        let mut module = build(stage, rank.index(), device).map_err(|reason| RunError::Build {
+            rank,
+            stage: stage.number(),
+            reason,
+        })?;
         if zero > 0 && shares > 1 {
             let parameters = module.blocks_mut().iter_mut().flat_map(|block| &mut block.parameters);
             parameters.for_each(|parameter| parameter.share_out(shares, share, zero == 3));

@@ -3,7 +3,7 @@
 //! One law: a number of the model counts once in the norm, however many devices hold it.
 
 use crate::error::TaskError;
-use crate::kernels::optimizer::{adamw, scaled, sgd, sum_of_squares, AdamW};
+use crate::kernels::optimizer::{AdamW, adamw, scaled, sgd, sum_of_squares};
 use crate::optimizer::OptimizerConfig;
 use crate::parameter::{Block, Copies, Parameter};
 

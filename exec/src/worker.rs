@@ -38,6 +38,11 @@ pub trait Batches: Sync {
 
     /// Tokens `S` of a sequence.
     fn seq_length(&self) -> usize;
+
+    /// Tokens of a whole step of so many microbatches, over which the loss is averaged.
+    fn step_tokens(&self, microbatches: u64) -> u64 {
+        microbatches * self.sequences() * self.seq_length() as u64
+    }
 }
 
 /// Microbatches of a text.
@@ -211,6 +216,9 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
                 self.pending.push((id, action));
                 continue;
             }
+            if !task.step.continues {
+                self.take_inputs(action).map_err(|(task, reason)| Failure { task, reason })?;
+            }
             let done = match action.op {
                 Op::Forward | Op::FullBackward | Op::BackwardInput | Op::BackwardWeight => self.step_of_action(id),
                 Op::SendForward => self.noted(id, |worker| worker.send(action, MessageKind::Activation)),
@@ -239,6 +247,16 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
         let after = memory::live(slot).saturating_sub(self.foreign);
         self.notes.push(Note { task, span, memory: MemorySample { before, peak, after } });
         Ok(result)
+    }
+
+    /// Says of the task noted last that it began when its message was posted, or when its lane was free.
+    fn began(&mut self, since: f64) {
+        let schedule = self.context.schedule;
+        let Some((last, before)) = self.notes.split_last_mut() else { return };
+        let lane = schedule.task(last.task).lane;
+        let of_lane = before.iter().rev().find(|note| schedule.task(note.task).lane == lane);
+        let free = of_lane.map_or(0.0, |note| note.span.end);
+        last.span.start = since.max(free).min(last.span.end);
     }
 
     fn now(&self) -> f64 {

@@ -20,7 +20,12 @@ fn one_rank() {
 #[test]
 fn pipelines() {
     for schedule in ["gpipe", "1f1b", "zb-h1", "zb-v", "dualpipe"] {
-        assert_lossless(GPT, r#""pipeline_model_parallel_size": 2"#, r#""num_microbatches": 4"#, &format!("{schedule:?}"));
+        assert_lossless(
+            GPT,
+            r#""pipeline_model_parallel_size": 2"#,
+            r#""num_microbatches": 4"#,
+            &format!("{schedule:?}"),
+        );
     }
     assert_lossless(LLAMA, r#""pipeline_model_parallel_size": 2"#, r#""num_microbatches": 4"#, r#""zb-h1""#);
     assert_lossless(LLAMA, r#""pipeline_model_parallel_size": 2"#, r#""num_microbatches": 4"#, r#""seq1f1b""#);
@@ -30,7 +35,12 @@ fn pipelines() {
 fn tensor_parallel() {
     for t in [2, 4] {
         for model in [GPT, LLAMA] {
-            assert_lossless(model, &format!(r#""tensor_model_parallel_size": {t}"#), r#""num_microbatches": 2"#, r#""1f1b""#);
+            assert_lossless(
+                model,
+                &format!(r#""tensor_model_parallel_size": {t}"#),
+                r#""num_microbatches": 2"#,
+                r#""1f1b""#,
+            );
         }
     }
 }
@@ -38,7 +48,12 @@ fn tensor_parallel() {
 #[test]
 fn megatron_sequence_parallel() {
     for model in [GPT, LLAMA] {
-        assert_lossless(model, r#""tensor_model_parallel_size": 2, "sequence_parallel": "megatron""#, r#""num_microbatches": 2"#, r#""1f1b""#);
+        assert_lossless(
+            model,
+            r#""tensor_model_parallel_size": 2, "sequence_parallel": "megatron""#,
+            r#""num_microbatches": 2"#,
+            r#""1f1b""#,
+        );
     }
 }
 
@@ -90,7 +105,12 @@ fn dropout() {
 
 #[test]
 fn dump() {
-    let plan = plan(GPT, r#""context_parallel_size": 2, "sequence_parallel": "ring""#, r#""num_microbatches": 1"#, r#""1f1b""#);
+    let plan = plan(
+        GPT,
+        r#""context_parallel_size": 2, "sequence_parallel": "ring""#,
+        r#""num_microbatches": 1"#,
+        r#""1f1b""#,
+    );
     let programs = plan.programs().unwrap();
     for (i, p) in programs.stages[0].forward.iter().enumerate().take(12) {
         let ops: Vec<_> = programs.parts(p.step).map(|s| (s.phase, s.operations.clone(), s.collective())).collect();

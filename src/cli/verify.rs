@@ -115,11 +115,7 @@ impl References {
 }
 
 /// Runs `plan` for the steps that the reference kept, and compares.
-pub(crate) fn verify(
-    job: &Job,
-    plan: &Plan,
-    reference: &Reference,
-) -> Result<Row, Failure> {
+pub(crate) fn verify(job: &Job, plan: &Plan, reference: &Reference) -> Result<Row, Failure> {
     let workload = Workload::abstract_stages(plan.placement().stages());
     let schedule = sound(plan, &workload)?;
     let steps = reference.gradients.len() as u64;

@@ -54,7 +54,8 @@ impl Dropout {
     /// The factors of all elements of some rows `[N, H]`.
     pub fn mask(&self, rows: &Rows, dtype: DType, device: &Device) -> Tensor<2> {
         let width = rows.width as u64;
-        let values: Vec<f32> = rows.firsts().flat_map(|first| (first..first + width).map(|id| self.factor(id))).collect();
+        let values: Vec<f32> =
+            rows.firsts().flat_map(|first| (first..first + width).map(|id| self.factor(id))).collect();
         Tensor::<2>::from_data(TensorData::new(values, [rows.ids.len(), rows.width]), device).cast(dtype)
     }
 }

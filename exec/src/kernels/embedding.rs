@@ -28,13 +28,7 @@ pub fn forward(table: &Tensor<2>, tokens: &[u32], first: usize) -> Tensor<2> {
 }
 
 /// The gradient of a shard of `rows` rows from that of its output `[N, H]`, added to `onto` `[V, H]`.
-pub fn weight(
-    gradient: &Tensor<2>,
-    tokens: &[u32],
-    first: usize,
-    rows: usize,
-    onto: Option<Tensor<2>>,
-) -> Tensor<2> {
+pub fn weight(gradient: &Tensor<2>, tokens: &[u32], first: usize, rows: usize, onto: Option<Tensor<2>>) -> Tensor<2> {
     let [_, h] = gradient.dims();
     let zeros = || Tensor::<2>::zeros([rows, h], &gradient.device()).cast(gradient.dtype());
     let onto = onto.unwrap_or_else(zeros);

@@ -136,7 +136,12 @@ mod tests {
         let dense = x.clone() * 1.0;
         assert_close(&forward(&x, &w, Layout::InOut, None), &forward(&dense, &w, Layout::InOut, None), 0.0);
         assert_close(&weight(&x, &g, Layout::InOut, None), &weight(&dense, &g, Layout::InOut, None), 0.0);
-        let slow = wide(&forward(&x.clone().cast(burn::tensor::DType::F64), &w.clone().cast(burn::tensor::DType::F64), Layout::InOut, None));
+        let slow = wide(&forward(
+            &x.clone().cast(burn::tensor::DType::F64),
+            &w.clone().cast(burn::tensor::DType::F64),
+            Layout::InOut,
+            None,
+        ));
         assert_close(&forward(&x, &w, Layout::InOut, None), &slow, 1e-5);
         let part = random([10, 9]).slice([0..10, 2..7]);
         assert_close(&bias(&part, None), &part.clone().sum_dim(0).reshape([5]), 1e-5);

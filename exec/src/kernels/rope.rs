@@ -8,7 +8,8 @@ use std::ops::Range;
 
 /// Cosines and sines for the rows of one sequence, `[S, D / 2]` each.
 fn table(positions: &[Range<usize>], inverse_frequencies: &[f32], back: bool) -> (Vec<f32>, Vec<f32>) {
-    let angles = positions.iter().cloned().flatten().flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
+    let angles =
+        positions.iter().cloned().flatten().flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
     angles.map(|angle| (angle.cos(), if back { -angle.sin() } else { angle.sin() })).unzip()
 }
 

@@ -54,12 +54,7 @@ impl Transformer {
 
     fn attention_shape(&self) -> AttentionShape {
         let (heads, groups) = self.core_heads(self.spec.context.rank);
-        AttentionShape {
-            batch: self.spec.batch,
-            heads: heads.len(),
-            groups: groups.len(),
-            dim: self.spec.head_dim(),
-        }
+        AttentionShape { batch: self.spec.batch, heads: heads.len(), groups: groups.len(), dim: self.spec.head_dim() }
     }
 
     /// From the hidden size to queries, keys and values.

@@ -1,6 +1,6 @@
 //! The operations of a backward: gradients of inputs, and gradients of weights.
 
-use super::pass::{VectorGradient, add_vector};
+use super::pass::VectorGradient;
 use super::weights::LinearPlaces;
 use super::{Transformer, need};
 use crate::error::TaskError;
@@ -105,7 +105,7 @@ impl Transformer {
     /// Adds the gradients of vectors that are made: at once in a whole backward, in W where it is apart.
     pub(super) fn add_vectors(&mut self, microbatch: Microbatch) -> Result<(), TaskError> {
         for vector in std::mem::take(&mut self.pass(microbatch)?.vectors) {
-            add_vector(self.parameter_mut(vector.block, vector.parameter)?, vector.gradient);
+            self.parameter_mut(vector.block, vector.parameter)?.add_gradient(vector.gradient);
         }
         Ok(())
     }
@@ -179,7 +179,13 @@ impl Transformer {
     }
 
     /// Adds the gradients of a linear layer with input `x` and the gradient of its output.
-    fn add_linear(&mut self, at: At, places: LinearPlaces, x: &Tensor<2>, gradient: &Tensor<2>) -> Result<(), TaskError> {
+    fn add_linear(
+        &mut self,
+        at: At,
+        places: LinearPlaces,
+        x: &Tensor<2>,
+        gradient: &Tensor<2>,
+    ) -> Result<(), TaskError> {
         let (block, layout) = (self.block(BlockKind::Layer, at.layer), self.layout());
         let weight = self.parameter_mut(block, places.weight)?;
         let onto = weight.take_gradient_matrix();

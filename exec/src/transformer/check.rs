@@ -4,7 +4,7 @@
 
 use super::spec::StageSpec;
 use crate::kernels::activation::Activation;
-use pipewright_ir::model::{ActivationFunction, ModelShape, Normalization, PositionEmbedding};
+use pipewright_ir::model::{ActivationFunction, ModelShape, Normalization, PositionEmbedding, RopeScaling};
 use rand_distr::NormalError;
 
 /// Why a part cannot be built.
@@ -67,6 +67,7 @@ pub enum ModelError {
 
 /// What the executor does not compute of a model, in words.
 fn unlike(shape: &ModelShape) -> Option<&'static str> {
+    let rotary = shape.position_embedding == PositionEmbedding::Rope;
     let rms = shape.normalization == Normalization::RmsNorm;
     let found = [
         (shape.latent_attention.is_some(), "multi-head latent attention"),
@@ -78,6 +79,11 @@ fn unlike(shape: &ModelShape) -> Option<&'static str> {
         (shape.embedding_norm, "a norm behind the embedding"),
         (shape.position_embedding == PositionEmbedding::Learned && rms, "learned positions beside RMSNorm"),
         (shape.gated_linear_unit && !rms, "a gated MLP beside LayerNorm"),
+        (rotary && shape.rotary_dim() != shape.kv_channels, "rotary positions for a part of each head"),
+        (
+            matches!(shape.numerics.rope_scaling, Some(RopeScaling::Other { .. })),
+            "a scaling of rotary positions that is not known",
+        ),
     ];
     found.into_iter().find(|(there, _)| *there).map(|(_, what)| what)
 }
@@ -118,7 +124,12 @@ pub fn check_shape(shape: &ModelShape) -> Result<(), ModelError> {
     }
     divides("num_attention_heads", shape.num_attention_heads, "num_query_groups", shape.num_query_groups)?;
     if !learned && !shape.kv_channels.is_multiple_of(2) {
-        return Err(ModelError::Divisible { what: "kv_channels", whole: shape.kv_channels, field: "rotary halves", parts: 2 });
+        return Err(ModelError::Divisible {
+            what: "kv_channels",
+            whole: shape.kv_channels,
+            field: "rotary halves",
+            parts: 2,
+        });
     }
     if let Some(what) = unlike(shape) {
         return Err(ModelError::Kind { what });
@@ -177,7 +188,12 @@ pub(super) fn check_part(spec: &StageSpec) -> Result<(), ModelError> {
         }
     }
     if spec.shards_sequence {
-        divides("seq_length", seq_length, "context_parallel_size x tensor_model_parallel_size", context.saturating_mul(tensor))?;
+        divides(
+            "seq_length",
+            seq_length,
+            "context_parallel_size x tensor_model_parallel_size",
+            context.saturating_mul(tensor),
+        )?;
     }
     if tensor > shape.vocab_size.div_ceil(shape.vocab_size.div_ceil(tensor.max(1)).max(1)) {
         return Err(ModelError::Divisible {

@@ -3,9 +3,9 @@
 use super::pass::{LayerKept, NormKept};
 use super::{Transformer, need};
 use crate::error::TaskError;
-use crate::kernels::{activation, embedding, linear, loss, norm, residual};
 use crate::kernels::dropout::{Dropout, Rows};
 use crate::kernels::norm::NormWeights;
+use crate::kernels::{activation, embedding, linear, loss, norm, residual};
 use crate::stage_module::At;
 use burn::tensor::Tensor;
 use pipewright_ir::ids::Microbatch;
@@ -101,7 +101,10 @@ impl Transformer {
         if site == Site::Mlp && full && at.phase == Phase::Forward {
             let kept = pass.layers.entry(at.layer).or_default();
             let input = kept.norms[0].input.take();
-            *kept = LayerKept { norms: [NormKept { input, ..NormKept::default() }, NormKept::default()], ..LayerKept::default() };
+            *kept = LayerKept {
+                norms: [NormKept { input, ..NormKept::default() }, NormKept::default()],
+                ..LayerKept::default()
+            };
         }
         if site == Site::Mlp && at.phase == Phase::Recompute {
             pass.stream = None;

@@ -215,10 +215,8 @@ impl Transformer {
             }
         }
         let sums: Option<Vec<Pair>> = sums.into_iter().collect();
-        let (keys, values) = need(sums, "the gradients of keys and values")?
-            .into_iter()
-            .map(|pair| (pair.keys, pair.values))
-            .unzip();
+        let (keys, values) =
+            need(sums, "the gradients of keys and values")?.into_iter().map(|pair| (pair.keys, pair.values)).unzip();
         let kept = &mut self.kept(at)?.attention;
         kept.queries_gradient = Some(Tensor::cat(queries, 1));
         kept.home = Some(Pair { keys: Tensor::cat(keys, 1), values: Tensor::cat(values, 1) });
@@ -262,7 +260,8 @@ mod tests {
 
     #[test]
     fn shards_of_sequences_go_out_and_come_back() {
-        let x = Tensor::<2>::from_data([[0.0f32], [1.0], [2.0], [3.0], [10.0], [11.0], [12.0], [13.0]], &Device::flex());
+        let x =
+            Tensor::<2>::from_data([[0.0f32], [1.0], [2.0], [3.0], [10.0], [11.0], [12.0], [13.0]], &Device::flex());
         let out = by_rank(&x, 2, 2);
         let values: Vec<f32> = out.clone().into_data().iter().collect();
         assert_eq!(values, [0.0, 1.0, 10.0, 11.0, 2.0, 3.0, 12.0, 13.0]);

@@ -2,7 +2,6 @@
 //!
 //! One law: a tensor is dropped by the last operation that reads it.
 
-use crate::parameter::Parameter;
 use crate::positions::{self, Runs};
 use crate::stage_module::Feed;
 use burn::tensor::Tensor;
@@ -207,13 +206,4 @@ pub(super) fn by_sequence(x: &Tensor<2>, batch: usize) -> Tensor<3> {
 pub(super) fn by_row(x: Tensor<3>) -> Tensor<2> {
     let [b, s, w] = x.dims();
     x.reshape([b * s, w])
-}
-
-/// Adds a vector to the gradient of a parameter.
-pub(super) fn add_vector(parameter: &mut Parameter, gradient: Tensor<1>) {
-    let sum = match parameter.take_gradient() {
-        Some(sum) => sum + gradient,
-        None => gradient,
-    };
-    parameter.set_gradient(sum);
 }

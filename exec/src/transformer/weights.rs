@@ -170,7 +170,14 @@ impl<'a> Maker<'a> {
 
     /// A linear layer with its weight in the layout of the kind of model; `layer` is what stands before the names of its
     /// tensors, or the name itself of a row-parallel one.
-    fn linear(&mut self, layer: &str, cut: Cut, other: usize, bias: bool, std: f32) -> Result<LinearPlaces, NormalError> {
+    fn linear(
+        &mut self,
+        layer: &str,
+        cut: Cut,
+        other: usize,
+        bias: bool,
+        std: f32,
+    ) -> Result<LinearPlaces, NormalError> {
         let in_out = self.spec.is_gpt2();
         let shape = |inputs: usize, outputs: usize| if in_out { [inputs, outputs] } else { [outputs, inputs] };
         let (inputs_dim, outputs_dim) = if in_out { (0, 1) } else { (1, 0) };
@@ -241,17 +248,20 @@ impl<'a> Maker<'a> {
         let (heads, groups) = (spec.heads(), spec.groups());
         let names = self.names.projections;
         if names[0] == names[1] {
-            let ranges =
-                vec![at(0, heads), at(queries, groups.clone()), at(queries + keys, groups)];
-            return Cut::Columns(vec![Columns { name: names[0], outputs: queries + 2 * keys, ranges, copies: Copies::None }]);
+            let ranges = vec![at(0, heads), at(queries, groups.clone()), at(queries + keys, groups)];
+            return Cut::Columns(vec![Columns {
+                name: names[0],
+                outputs: queries + 2 * keys,
+                ranges,
+                copies: Copies::None,
+            }]);
         }
         let sharing = match spec.ranks_per_group() {
             1 => Copies::None,
             ranks => Copies::Neighbours(u32::try_from(ranks).unwrap_or(u32::MAX)),
         };
-        let columns = |name, outputs, range: Range<usize>, copies| {
-            Columns { name, outputs, ranges: vec![range], copies }
-        };
+        let columns =
+            |name, outputs, range: Range<usize>, copies| Columns { name, outputs, ranges: vec![range], copies };
         Cut::Columns(vec![
             columns(names[0], queries, at(0, heads), Copies::None),
             columns(names[1], keys, at(0, groups.clone()), sharing),

@@ -39,7 +39,6 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
         let (stage, microbatch) = place_of(task.action)?;
         let place = task.step.place as usize;
         if !task.step.continues {
-            self.take_inputs(task.action)?;
             self.begin(task.action)?;
         }
         self.join(task.action, |joined| joined <= place)?;
@@ -103,7 +102,8 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
     /// The number of a block among those of its stage.
     pub(super) fn block_index(&mut self, stage: Stage, kind: BlockKind, layer: u32) -> Result<usize, TaskError> {
         let blocks = self.module(stage)?.blocks();
-        let found = blocks.iter().position(|block| block.kind == kind && (kind != BlockKind::Layer || block.layer == layer));
+        let found =
+            blocks.iter().position(|block| block.kind == kind && (kind != BlockKind::Layer || block.layer == layer));
         found.ok_or(TaskError::Missing("the block"))
     }
 
@@ -145,7 +145,9 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
         let message = OnItsWay { task: id, action: task.action, joined, layer, operand, posted, since };
         if joined == Placed::NEVER as usize {
             // Gradients are added in the order of their microbatches; one scatter a block is on its way at most.
-            self.finish_scattered(|other| other.operand == operand && other.layer == layer && other.action.stage == stage)?;
+            self.finish_scattered(|other| {
+                other.operand == operand && other.layer == layer && other.action.stage == stage
+            })?;
             self.scattered.push(message);
         } else {
             self.on_their_way.push(message);
@@ -192,9 +194,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
                 }
             }
         })?;
-        if let Some(note) = self.notes.last_mut() {
-            note.span.start = note.span.start.min(since);
-        }
+        self.began(since);
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
                     tokens,
                     targets,
                     hidden: self.hidden.remove(&(stage, microbatch)),
-                    step_tokens: microbatches * replicas * sequences * seq_length as u64,
+                    step_tokens: context.batches.step_tokens(microbatches * replicas),
                 };
                 self.module(stage)?.begin_forward(microbatch, feed)
             }

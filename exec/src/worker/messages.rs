@@ -18,7 +18,8 @@ pub(super) fn triggers(schedule: &Schedule, rank: Rank) -> BTreeMap<TaskId, Vec<
         if task.step.program.is_none() {
             continue;
         }
-        let made: Vec<TaskId> = schedule.inputs(id).filter(|(_, dep)| *dep != Dep::Program).map(|(from, _)| from).collect();
+        let made: Vec<TaskId> =
+            schedule.inputs(id).filter(|(_, dep)| *dep != Dep::Program).map(|(from, _)| from).collect();
         let early = made.iter().all(|from| schedule.task(*from).lane == Lane::Compute);
         if let Some(last) = made.into_iter().max().filter(|_| early) {
             triggers.entry(last).or_default().push(id);
@@ -29,7 +30,7 @@ pub(super) fn triggers(schedule: &Schedule, rank: Rank) -> BTreeMap<TaskId, Vec<
 
 impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
     /// Takes the pending receives from one peer, in order, up to the one that `action` needs.
-    pub(super) fn take_inputs(&mut self, action: Action) -> Result<(), TaskError> {
+    pub(super) fn take_inputs(&mut self, action: Action) -> Result<(), (Action, TaskError)> {
         let receive = match action.op {
             Op::Forward => Op::RecvForward,
             Op::FullBackward | Op::BackwardInput => Op::RecvBackward,
@@ -42,7 +43,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
         let taken = |id: &TaskId| *id <= last && schedule.task(*id).queue() == queue;
         let (take, keep): (Vec<_>, Vec<_>) = self.pending.iter().copied().partition(|(id, _)| taken(id));
         self.pending = keep;
-        take.into_iter().try_for_each(|(id, receive)| self.receive(id, receive))
+        take.into_iter().try_for_each(|(id, receive)| self.receive(id, receive).map_err(|reason| (receive, reason)))
     }
 
     /// Takes one message in. Its time runs from when it was sent, or from when this rank was ready for it.

@@ -51,9 +51,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
                 Reduced::Tensor(posted) => worker.finish_tensor(action.stage, posted),
                 Reduced::Gather(posted) => worker.finish_gather(action.stage, posted),
             })?;
-            if let Some(note) = self.notes.last_mut() {
-                note.span.start = note.span.start.min(since);
-            }
+            self.began(since);
         }
         Ok(())
     }
@@ -130,8 +128,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
         let tag = self.group_tag(action, id, 0);
         let members = self.place.members(Axis::Tensor);
         // Everyone gets everyone's, and sums those of its neighbours or of all.
-        let posted =
-            collectives::post(&self.transport, members, CollectiveKind::AllGather, tag, flat.reshape([1, n]))?;
+        let posted = collectives::post(&self.transport, members, CollectiveKind::AllGather, tag, flat.reshape([1, n]))?;
         Ok(Some(posted))
     }
 
@@ -218,7 +215,9 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
         if op == Op::ReduceTied {
             let (block, parameter) = module.tied().ok_or(TaskError::Missing("the tied weight"))?;
             let parameter = module.blocks().get(block).and_then(|block| block.parameters.get(parameter));
-            return parameter.and_then(crate::parameter::Parameter::final_gradient).ok_or(TaskError::Missing("its gradient"));
+            return parameter
+                .and_then(crate::parameter::Parameter::final_gradient)
+                .ok_or(TaskError::Missing("its gradient"));
         }
         let mut parts = Vec::new();
         for block in module.blocks_mut() {

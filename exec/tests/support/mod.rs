@@ -87,8 +87,7 @@ pub fn reference(plan: &Plan, optimizer: OptimizerConfig, steps: u64, after: &Ru
     let device = Device::flex();
     let module = Transformer::new(StageSpec::whole(shape, &alone, SEED, b, s), &device).unwrap();
     let microbatches = plan.batch.microbatches * plan.batch.rounds * plan.mesh.data;
-    let options =
-        reference::Options { microbatches, steps, optimizer, clip_grad: plan.setup.clip_grad, keep: steps };
+    let options = reference::Options { microbatches, steps, optimizer, clip_grad: plan.setup.clip_grad, keep: steps };
     reference::follow(module, &programs, &device, &batches(plan), &options, &after.parameters, &mut |_, _| {}).unwrap()
 }
 

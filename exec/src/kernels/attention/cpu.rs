@@ -65,7 +65,14 @@ impl Input {
         (0..self.seen.len()).step_by(QUERIES).flat_map(move |query| {
             let queries = QUERIES.min(self.seen.len() - query);
             let most = self.seen.get(query + queries - 1).copied().unwrap_or(0);
-            (0..most).step_by(keys).map(move |key| Tile { sequence, head, query, queries, key, keys: keys.min(most - key) })
+            (0..most).step_by(keys).map(move |key| Tile {
+                sequence,
+                head,
+                query,
+                queries,
+                key,
+                keys: keys.min(most - key),
+            })
         })
     }
 

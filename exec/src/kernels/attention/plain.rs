@@ -81,7 +81,8 @@ pub(super) fn forward(
     let nothing = sum.clone().equal_elem(0.0);
     let lse = (sum.clone().log() + top).mask_fill(nothing.clone(), NOTHING).reshape([b, a, sq]);
     let factors = kept(&weights, sight);
-    let output = dropped(&weights, factors.as_ref()).matmul(for_every_head(values, shape)) / sum.mask_fill(nothing, 1.0);
+    let output =
+        dropped(&weights, factors.as_ref()).matmul(for_every_head(values, shape)) / sum.mask_fill(nothing, 1.0);
     Attended { output: join(output), lse }
 }
 
@@ -91,7 +92,8 @@ pub(super) fn merge(one: Attended, other: Attended, shape: &AttentionShape) -> A
     let (first, second) = ((one.lse - top.clone()).exp(), (other.lse - top.clone()).exp());
     let sum = first.clone() + second.clone();
     let weighed = |output: &Tensor<2>, weight: Tensor<3>| {
-        split(output, shape.batch, shape.heads, shape.dim) * (weight / sum.clone()).reshape([b, a, sq, 1]).cast(output.dtype())
+        split(output, shape.batch, shape.heads, shape.dim)
+            * (weight / sum.clone()).reshape([b, a, sq, 1]).cast(output.dtype())
     };
     let output = weighed(&one.output, first) + weighed(&other.output, second);
     Attended { output: join(output), lse: top + sum.log() }

@@ -18,7 +18,12 @@ struct Case {
 
 impl Case {
     fn new(queries: usize, keys: usize) -> Self {
-        Self { q: random([2 * queries, 32]), k: random([2 * keys, 16]), v: random([2 * keys, 16]), g: random([2 * queries, 32]) }
+        Self {
+            q: random([2 * queries, 32]),
+            k: random([2 * keys, 16]),
+            v: random([2 * keys, 16]),
+            g: random([2 * queries, 32]),
+        }
     }
 
     fn forward(&self, sight: &Sight<'_>) -> Attended {
@@ -102,10 +107,8 @@ fn blocks_of_a_ring_make_the_whole() {
         let want = case.backward(&whole, &sight(&all, &all, dropout));
         let runs = [vec![0..8, 24..32], vec![8..16, 16..24]];
         let of = |x: &Tensor<2>, runs: &[Range<usize>]| {
-            let parts: Vec<Tensor<3>> = runs
-                .iter()
-                .map(|run| rows(x, run.start, run.end).reshape([2, run.len(), x.dims()[1]]))
-                .collect();
+            let parts: Vec<Tensor<3>> =
+                runs.iter().map(|run| rows(x, run.start, run.end).reshape([2, run.len(), x.dims()[1]])).collect();
             Tensor::cat(parts, 1).reshape([32, x.dims()[1]])
         };
         for own in &runs {
@@ -158,13 +161,20 @@ fn columns_of_a_wider_matrix_are_read_where_they_are() {
 fn tiles_of_keys_are_merged_on_the_way() {
     let shape = AttentionShape { batch: 1, heads: 1, groups: 1, dim: 8 };
     let (q, k, v) = (random([3, 8]), random([2500, 8]), random([2500, 8]));
-    let sight = Sight { queries: &[5..6, 1100..1101, 2499..2500], keys: &[0..2500], sequences: &[0], first_head: 0, dropout: None };
+    let sight = Sight {
+        queries: &[5..6, 1100..1101, 2499..2500],
+        keys: &[0..2500],
+        sequences: &[0],
+        first_head: 0,
+        dropout: None,
+    };
     let fast = forward(&q, &k, &v, &shape, &sight);
     let slow = plain::forward(&q, &k, &v, &shape, &sight);
     assert_close(&fast.output, &slow.output, 1e-5);
     assert_close(&fast.lse, &slow.lse, 1e-5);
     let device = Device::flex();
     let g = Tensor::<2>::ones([3, 8], &device);
-    let (a, b) = (backward(&q, &k, &v, &fast, &g, &shape, &sight), plain::backward(&q, &k, &v, &slow, &g, &shape, &sight));
+    let (a, b) =
+        (backward(&q, &k, &v, &fast, &g, &shape, &sight), plain::backward(&q, &k, &v, &slow, &g, &shape, &sight));
     assert_gradients(&a, &b, 1e-5);
 }
