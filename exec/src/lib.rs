@@ -11,6 +11,7 @@
 //! One law: it takes no scheduling decision. What runs where and when is in the schedule; the executor does it and
 //! notes the time.
 
+mod atomic_file;
 pub mod autodiff;
 mod cpu;
 pub mod data;
@@ -19,6 +20,7 @@ pub mod error;
 mod gate;
 pub mod gpt;
 pub mod init;
+mod mapped_file;
 pub mod memory;
 pub mod ops;
 pub mod optimizer;
@@ -27,8 +29,12 @@ pub mod profile;
 mod random;
 pub mod reference;
 pub mod run;
+pub mod shard;
 pub mod stage_module;
 mod stage_runner;
+mod tensor_file;
+pub mod tokenizer;
 pub mod transport;
 pub mod verify;
+pub mod weights;
 pub mod worker;
