@@ -13,6 +13,7 @@
 
 mod atomic_file;
 pub mod autodiff;
+pub mod checkpoint;
 mod cpu;
 pub mod data;
 pub mod device;

@@ -160,7 +160,7 @@ mod tests {
             |dim, ranges: &[Range<usize>]| Shard::cut("w", [6, 4], dim, ranges).check().map_err(|error| error.reason);
         assert_eq!(reason(0, &[4..6, 0..2]), Ok(()));
         assert_eq!(reason(1, &[0..4, 2..2]), Ok(()));
-        assert_eq!(reason(2, &[0..1]), Err("it has no such dimension"));
+        assert_eq!(reason(2, &[0..1, 2..3]), Err("it has no such dimension"));
         assert_eq!(reason(1, &[0..2, 3..5]), Err("the dimension is shorter"));
         assert_eq!(reason(0, &[0..1, 3..5, 4..6]), Err("an index is there twice"));
         let error = Shard::whole("w", [usize::MAX, 2]).check().unwrap_err();

@@ -1,3 +1,5 @@
+#![expect(clippy::single_range_in_vec_init, reason = "a shard has a list of ranges, of one at times")]
+
 use super::*;
 use crate::shard::Shard;
 use serde_json::{Value, json};
@@ -55,9 +57,10 @@ fn what_is_saved_comes_back_bit_by_bit_in_one_file_or_several() {
 fn another_save_takes_the_place_of_the_first_whichever_way_it_is_cut() {
     let directory = saved(150);
     for bytes in [MAX_FILE_BYTES, 150] {
-        let other = vec![(Shard::whole("transformer.wte.weight", [40, 1]), values(40, -9.0)); 1];
-        let mut other = other;
-        other.push((Shard::whole("lm_head.weight", [1]), vec![bytes as f32]));
+        let other = [
+            (Shard::whole("transformer.wte.weight", [40, 1]), values(40, -9.0)),
+            (Shard::whole("lm_head.weight", [1]), vec![bytes as f32]),
+        ];
         save_in_files_of(bytes, directory.path(), &other, &BTreeMap::new()).unwrap();
         let weights = Weights::open(directory.path()).unwrap();
         assert_eq!(weights.names().collect::<Vec<_>>(), ["lm_head.weight", "transformer.wte.weight"]);
