@@ -1,3 +1,4 @@
+//! Checkpoints under other splits, damaged files, and ends of the process between any two steps.
 #![expect(clippy::single_range_in_vec_init, reason = "a shard has a list of ranges, of one at times")]
 
 use super::*;

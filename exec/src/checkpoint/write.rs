@@ -23,8 +23,12 @@ pub fn write_rank(directory: &Path, step: u64, rank: u32, entries: &[Entry]) -> 
     let path = step_directory(directory, step);
     refuse_complete(&path, step)?;
     crash::point("create directory").map_err(FileError::of("create", &path))?;
+    let is_new = !directory.exists();
     fs::create_dir_all(&path).map_err(FileError::of("create", &path))?;
     sync_directory(directory)?;
+    if let Some(parent) = directory.parent().filter(|_| is_new) {
+        sync_directory(parent)?;
+    }
     // A row of numbers each: a part of a shard has no shape.
     let dims: Vec<[usize; 1]> = entries.iter().map(|entry| [entry.part.len()]).collect();
     let described = entries.iter().zip(&records).zip(&dims);

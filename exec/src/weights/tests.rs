@@ -1,3 +1,4 @@
+//! Weights saved and read back, published ways of writing them, and files that are not what they say.
 #![expect(clippy::single_range_in_vec_init, reason = "a shard has a list of ranges, of one at times")]
 
 use super::*;
