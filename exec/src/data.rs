@@ -1,11 +1,13 @@
-//! Text as training data: bytes are tokens, the target of a token is the byte after it.
+//! Text as training data: the target of a token is the token after it.
 //!
 //! One law: which text a sequence shows depends on the seed, the step and the sequence's place in the global batch
 //! alone, so every cut of the batch into microbatches and replicas trains on the same sequences in the same order.
 
 use crate::random::{below, stream};
+use crate::tokenizer::{Tokenizer, TokenizerError};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Vocabulary of byte-level text. A model that reads it needs a vocabulary at least this large.
 pub const BYTE_VOCAB: u32 = 256;
@@ -29,68 +31,120 @@ pub enum DataError {
     },
     /// Not one sequence fits.
     #[error(
-        "the text {} has {bytes} bytes, but one sequence of seq_length {seq_length} needs {needed} (a target follows \
+        "the text {} has {length} {unit}, but one sequence of seq_length {seq_length} needs {needed} (a target follows \
          every token)", path.display()
     )]
     TooShort {
         /// The file.
         path: PathBuf,
-        /// Its size \[B\].
-        bytes: usize,
+        /// Its tokens.
+        length: usize,
+        /// What a token is: bytes, or tokens of a vocabulary.
+        unit: &'static str,
         /// Tokens of a sequence.
         seq_length: usize,
-        /// Bytes a sequence needs: `seq_length + 1` \[B\].
+        /// Tokens a sequence needs: `seq_length + 1`.
         needed: usize,
+    },
+    /// The text cannot be cut into tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A token that no vocabulary of 32-bit numbers has.
+    #[error("the text {} has the token {token}; the largest that can be is {}", path.display(), i32::MAX)]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// The token.
+        token: u32,
     },
     /// A sequence must have a token.
     #[error("seq_length is 0: a sequence needs at least one token")]
     NoTokens,
 }
 
-/// A text from which sequences are drawn.
+/// A text from which sequences are drawn. A copy shares the tokens.
 #[derive(Clone, Debug)]
 pub struct TextData {
-    bytes: Vec<u8>,
+    tokens: Arc<[i32]>,
+    vocab_size: u32,
     seq_length: usize,
     seed: u64,
 }
 
 impl TextData {
-    /// Reads the text at `path`.
+    /// Reads the text at `path`, every byte a token.
     ///
     /// # Errors
-    /// [`DataError::Unreadable`] with the system's reason; otherwise as [`TextData::from_bytes`].
+    /// As [`TextData::read_with`].
     pub fn read(path: &Path, seq_length: usize, seed: u64) -> Result<Self, DataError> {
-        let bytes = std::fs::read(path).map_err(|reason| DataError::Unreadable { path: path.to_owned(), reason })?;
-        Self::from_bytes(bytes, path, seq_length, seed)
+        Self::read_with(&Tokenizer::Bytes, path, seq_length, seed)
     }
 
-    /// The text `bytes`; `path` names it in messages.
+    /// Reads the text at `path` by the tokens of `tokenizer`.
+    ///
+    /// # Errors
+    /// [`DataError::Unreadable`] with the system's reason, [`DataError::Tokenizer`]; otherwise as
+    /// [`TextData::from_tokens`].
+    pub fn read_with(tokenizer: &Tokenizer, path: &Path, seq_length: usize, seed: u64) -> Result<Self, DataError> {
+        let bytes = std::fs::read(path).map_err(|reason| DataError::Unreadable { path: path.to_owned(), reason })?;
+        match tokenizer {
+            Tokenizer::Bytes => Self::from_bytes(bytes, path, seq_length, seed),
+            Tokenizer::File(_) => Self::from_tokens(tokenizer.encode(&bytes, path)?, path, seq_length, seed),
+        }
+    }
+
+    /// The text `bytes`, every byte a token; `path` names it in messages.
     ///
     /// # Errors
     /// [`DataError::Empty`], [`DataError::TooShort`], [`DataError::NoTokens`].
     pub fn from_bytes(bytes: Vec<u8>, path: &Path, seq_length: usize, seed: u64) -> Result<Self, DataError> {
-        let needed = seq_length.saturating_add(1);
-        if bytes.is_empty() {
+        Self::of(bytes.into_iter().map(i32::from).collect(), "bytes", path, seq_length, seed)
+    }
+
+    /// The text of these tokens; `path` names it in messages.
+    ///
+    /// # Errors
+    /// [`DataError::Empty`], [`DataError::TooShort`], [`DataError::NoTokens`], [`DataError::Token`].
+    pub fn from_tokens(tokens: Vec<u32>, path: &Path, seq_length: usize, seed: u64) -> Result<Self, DataError> {
+        let number = |token| i32::try_from(token).map_err(|_| DataError::Token { path: path.to_owned(), token });
+        let tokens = tokens.into_iter().map(number).collect::<Result<_, _>>()?;
+        Self::of(tokens, "tokens", path, seq_length, seed)
+    }
+
+    fn of(
+        tokens: Arc<[i32]>,
+        unit: &'static str,
+        path: &Path,
+        seq_length: usize,
+        seed: u64,
+    ) -> Result<Self, DataError> {
+        let (length, needed) = (tokens.len(), seq_length.saturating_add(1));
+        if tokens.is_empty() {
             return Err(DataError::Empty { path: path.to_owned() });
         }
         if seq_length == 0 {
             return Err(DataError::NoTokens);
         }
-        if bytes.len() < needed {
-            return Err(DataError::TooShort { path: path.to_owned(), bytes: bytes.len(), seq_length, needed });
+        if length < needed {
+            return Err(DataError::TooShort { path: path.to_owned(), length, unit, seq_length, needed });
         }
-        Ok(Self { bytes, seq_length, seed })
+        let vocab_size = tokens.iter().max().map_or(0, |token| token.unsigned_abs() + 1);
+        Ok(Self { tokens, vocab_size, seq_length, seed })
     }
 
-    /// Size of the text \[B\].
+    /// Tokens of the text.
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.tokens.len()
     }
 
     /// Whether the text is empty; it never is.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.tokens.is_empty()
+    }
+
+    /// The smallest vocabulary that has every token of the text: one more than the largest.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
     }
 
     /// Tokens of a sequence.
@@ -105,8 +159,8 @@ impl TextData {
         let mut targets = Vec::with_capacity(tokens.capacity());
         for i in 0..micro_batch_size as u64 {
             let window = self.sequence(step, microbatch * micro_batch_size as u64 + i);
-            tokens.extend(window.iter().take(self.seq_length).map(|b| i32::from(*b)));
-            targets.extend(window.iter().skip(1).map(|b| i32::from(*b)));
+            tokens.extend(window.iter().take(self.seq_length));
+            targets.extend(window.iter().skip(1));
         }
         (tokens, targets)
     }
@@ -124,12 +178,12 @@ impl TextData {
         (int_tensor(tokens, shape, device), int_tensor(targets, shape, device))
     }
 
-    /// The `S + 1` bytes of sequence `index` of the step's global batch.
-    fn sequence(&self, step: u64, index: u64) -> &[u8] {
+    /// The `S + 1` tokens of sequence `index` of the step's global batch.
+    fn sequence(&self, step: u64, index: u64) -> &[i32] {
         // The third word keeps data streams apart from those of parameters with the same seed.
         let mut rng = stream(self.seed, [step, index, u64::MAX]);
-        let start = below(&mut rng, self.bytes.len() - self.seq_length);
-        &self.bytes[start..=start + self.seq_length]
+        let start = below(&mut rng, self.tokens.len() - self.seq_length);
+        &self.tokens[start..=start + self.seq_length]
     }
 }
 
@@ -172,6 +226,19 @@ mod tests {
         assert_eq!(text.batch(9, 9, 1), (vec![97, 98], vec![98, 99]));
         let (tokens, targets) = text.batch_tensors(0, 0, 3, &Device::flex());
         assert_eq!((tokens.dims(), targets.dims()), ([3, 2], [3, 2]));
+    }
+
+    #[test]
+    fn tokens_of_a_tokenizer_take_the_place_of_bytes() {
+        let (directory, tokenizer) = crate::tokenizer::tests::small();
+        let path = directory.path().join("t.txt");
+        std::fs::write(&path, "abc").unwrap();
+        let text = TextData::read_with(&tokenizer, &path, 1, 0).unwrap();
+        assert_eq!((text.len(), text.vocab_size(), text.batch(0, 0, 1)), (2, 5, (vec![4], vec![2])));
+        let error = TextData::read_with(&tokenizer, &path, 2, 0).unwrap_err().to_string();
+        assert!(error.contains("t.txt has 2 tokens, but one sequence of seq_length 2 needs 3"), "{error}");
+        let error = TextData::from_tokens(vec![1, u32::MAX], &path, 1, 0).unwrap_err().to_string();
+        assert!(error.contains("has the token 4294967295"), "{error}");
     }
 
     #[test]

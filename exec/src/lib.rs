@@ -12,6 +12,8 @@
 //! One law: it takes no scheduling decision. What runs where and when, and what is sent, is in the schedule; the executor
 //! does it and notes the time.
 
+mod atomic_file;
+pub mod checkpoint;
 mod collectives;
 pub mod data;
 pub mod device;
@@ -19,6 +21,7 @@ pub mod error;
 mod gate;
 pub mod init;
 pub mod kernels;
+mod mapped_file;
 pub mod memory;
 pub mod optimizer;
 pub mod parameter;
@@ -30,9 +33,12 @@ pub mod reference;
 pub mod run;
 pub mod shard;
 pub mod stage_module;
+mod tensor_file;
+pub mod tokenizer;
 pub mod transformer;
 pub mod transport;
 mod update;
 pub mod verify;
+pub mod weights;
 pub mod worker;
 mod world;

@@ -3,11 +3,28 @@
 //! One law: whatever is compared, saved, loaded or filled with first values goes through a [`Shard`], so every split of a
 //! model names the same numbers alike.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
+
+/// A shard that is none of its tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ranges:?} along dimension {dim} is no part of {name} {shape:?}: {reason}")]
+pub struct ShardError {
+    /// The tensor.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The dimension along which it was to be cut.
+    pub dim: usize,
+    /// The indices along it.
+    pub ranges: Vec<Range<usize>>,
+    /// What is wrong.
+    pub reason: &'static str,
+}
 
 /// A rank's part of one tensor of the model: the tensor cut along one dimension, its indices there in the order in which
 /// the rank has them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// Hugging Face name of the tensor.
     pub name: String,
@@ -35,6 +52,31 @@ impl Shard {
         ranges: impl Into<Vec<Range<usize>>>,
     ) -> Self {
         Self { name: name.into(), shape: shape.into(), dim, ranges: ranges.into() }
+    }
+
+    /// Whether it is a part of its tensor: indices that the dimension has, each once.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), ShardError> {
+        let along = self.shape.get(self.dim).copied().unwrap_or(1);
+        let mut ranges: Vec<_> = self.ranges.iter().filter(|range| !range.is_empty()).collect();
+        ranges.sort_by_key(|range| range.start);
+        let countable =
+            self.shape.iter().try_fold(size_of::<f32>(), |size, length| size.checked_mul(*length)).is_some();
+        let reason = if self.dim > 0 && self.dim >= self.shape.len() {
+            "it has no such dimension"
+        } else if !countable {
+            "it is larger than this machine can count"
+        } else if ranges.last().is_some_and(|range| range.end > along) {
+            "the dimension is shorter"
+        } else if ranges.windows(2).any(|pair| matches!(pair, [a, b] if a.end > b.start)) {
+            "an index is there twice"
+        } else {
+            return Ok(());
+        };
+        let (name, shape, ranges) = (self.name.clone(), self.shape.clone(), self.ranges.clone());
+        Err(ShardError { name, shape, dim: self.dim, ranges, reason })
     }
 
     /// Its own shape.
@@ -110,6 +152,20 @@ mod tests {
         let columns = Shard::cut("w", [4, 6], 1, [0..1, 2..3, 4..5]);
         assert_eq!(columns.take(&whole), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0]);
         assert_eq!(Shard::whole("b", [24]).take(&whole), whole);
+    }
+
+    #[test]
+    fn a_shard_of_nothing_is_found() {
+        let reason =
+            |dim, ranges: &[Range<usize>]| Shard::cut("w", [6, 4], dim, ranges).check().map_err(|error| error.reason);
+        assert_eq!(reason(0, &[4..6, 0..2]), Ok(()));
+        assert_eq!(reason(1, &[0..4, 2..2]), Ok(()));
+        assert_eq!(reason(2, &[0..1, 2..3]), Err("it has no such dimension"));
+        assert_eq!(reason(1, &[0..2, 3..5]), Err("the dimension is shorter"));
+        assert_eq!(reason(0, &[0..1, 3..5, 4..6]), Err("an index is there twice"));
+        let error = Shard::whole("w", [usize::MAX, 2]).check().unwrap_err();
+        assert_eq!(error.reason, "it is larger than this machine can count");
+        assert_eq!(Shard::whole("scalar", []).check(), Ok(()));
     }
 
     #[test]
