@@ -14,8 +14,8 @@ pub enum TokenizerError {
     /// The file system refused.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is not a tokenizer.json.
-    #[error("{} is not a tokenizer.json: {reason}", path.display())]
+    /// It is not a tokenizer.json, or not one that gives the same tokens every time.
+    #[error("{} is not a tokenizer.json that can be used: {reason}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -69,7 +69,7 @@ impl Tokenizer {
     /// out: training cuts the text itself.
     ///
     /// # Errors
-    /// [`TokenizerError::File`], [`TokenizerError::Format`].
+    /// [`TokenizerError::File`]; [`TokenizerError::Format`] also for one that draws at random (BPE dropout).
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let bytes = fs::read(&path).map_err(FileError::of("read", &path))?;
@@ -77,6 +77,12 @@ impl Tokenizer {
             Ok(tokenizer) => tokenizer,
             Err(error) => return Err(TokenizerError::Format { path, reason: error.to_string() }),
         };
+        if let tokenizers::ModelWrapper::BPE(model) = tokenizer.get_model()
+            && let Some(dropout) = model.dropout.filter(|dropout| *dropout > 0.0)
+        {
+            let reason = format!("its merges are left out at random (dropout {dropout}); set model.dropout to null");
+            return Err(TokenizerError::Format { path, reason });
+        }
         tokenizer.with_padding(None);
         if let Err(error) = tokenizer.with_truncation(None) {
             return Err(TokenizerError::Format { path, reason: error.to_string() });
@@ -199,7 +205,13 @@ pub(crate) mod tests {
         let path = directory.path().join("bad.json");
         fs::write(&path, "{\"model\": 3}").unwrap();
         let error = Tokenizer::open(&path).unwrap_err().to_string();
-        assert!(error.contains("bad.json is not a tokenizer.json: "), "{error}");
+        assert!(error.contains("bad.json is not a tokenizer.json that can be used: "), "{error}");
+        let text = fs::read_to_string(directory.path().join("tokenizer.json")).unwrap();
+        fs::write(&path, text.replace("\"dropout\":null", "\"dropout\":0.5")).unwrap();
+        let error = Tokenizer::open(&path).unwrap_err().to_string();
+        assert!(error.ends_with("left out at random (dropout 0.5); set model.dropout to null"), "{error}");
+        fs::write(&path, text.replace("\"dropout\":null", "\"dropout\":0.0")).unwrap();
+        Tokenizer::open(&path).unwrap();
         let error = Tokenizer::open(Path::new("/no/such")).unwrap_err().to_string();
         assert!(error.starts_with("cannot read /no/such: No such file"), "{error}");
     }

@@ -2,10 +2,11 @@
 //!
 //! One law: a number that was found once is never asked for again.
 
-use super::EntryRecord;
+use super::{CheckpointError, EntryRecord, Kind};
 use crate::shard::Shard;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 
 /// Numbers of a shard that are not found yet: where each run of them begins in the whole tensor, to where it begins in the
 /// shard, and how long it is.
@@ -59,13 +60,47 @@ impl Gaps {
         }
     }
 
-    /// How many are not found yet.
-    pub(super) fn len(&self) -> usize {
-        self.0.values().map(|(_, length)| length).sum()
+    /// That nothing is left to be found of `kind` of `shard`; `path` names the checkpoint in messages.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Missing`].
+    pub(super) fn check_closed(&self, kind: Kind, shard: &Shard, path: &Path) -> Result<(), CheckpointError> {
+        let Some(first) = self.0.keys().next() else { return Ok(()) };
+        Err(CheckpointError::Missing {
+            path: path.to_owned(),
+            kind,
+            name: shard.name.clone(),
+            shape: shard.shape.clone(),
+            missing: self.0.values().map(|(_, length)| length).sum(),
+            needed: shard.len(),
+            first: indices(*first, &shard.shape),
+        })
     }
+}
 
-    /// The first of them in the whole tensor.
-    pub(super) fn first(&self) -> Option<usize> {
-        self.0.keys().next().copied()
+/// That an entry is of the same tensor as `shard`; `path` names the checkpoint in messages.
+///
+/// # Errors
+/// [`CheckpointError::Shape`].
+pub(super) fn check_shape(shard: &Shard, record: &EntryRecord, path: &Path) -> Result<(), CheckpointError> {
+    if record.shard.shape == shard.shape {
+        return Ok(());
     }
+    Err(CheckpointError::Shape {
+        name: shard.name.clone(),
+        expected: shard.shape.clone(),
+        found: record.shard.shape.clone(),
+        path: path.to_owned(),
+    })
+}
+
+/// Indices of the flat row-major number `flat` of a tensor.
+fn indices(mut flat: usize, shape: &[usize]) -> Vec<usize> {
+    let mut indices = Vec::with_capacity(shape.len());
+    for length in shape.iter().rev().map(|length| (*length).max(1)) {
+        indices.push(flat % length);
+        flat /= length;
+    }
+    indices.reverse();
+    indices
 }

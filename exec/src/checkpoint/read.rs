@@ -4,7 +4,7 @@
 //! asked for is put in its place exactly once, or the reading fails. Where several ranks wrote the same numbers, the first
 //! file in the manifest's order is the one that counts.
 
-use super::gaps::{Gaps, Move};
+use super::gaps::{Gaps, Move, check_shape};
 use super::manifest::Manifest;
 use super::{CheckpointError, EntryRecord, FileRecord, Kind, State};
 use crate::mapped_file::MappedFile;
@@ -86,31 +86,14 @@ impl Checkpoint {
         for (file, entry) in places {
             let record = self.manifest.files.get(*file).and_then(|record| record.entries.get(*entry));
             let Some(record) = record else { continue };
-            if record.shard.shape != shard.shape {
-                return Err(CheckpointError::Shape {
-                    name: shard.name.clone(),
-                    expected: shard.shape.clone(),
-                    found: record.shard.shape.clone(),
-                    path: self.path.clone(),
-                });
-            }
+            check_shape(shard, record, &self.path)?;
             let moves = gaps.fill(record);
             if !moves.is_empty() {
                 self.copy(*file, record, &moves, &mut own)?;
             }
         }
-        match gaps.first() {
-            None => Ok(own),
-            Some(first) => Err(CheckpointError::Missing {
-                path: self.path.clone(),
-                kind,
-                name: shard.name.clone(),
-                shape: shard.shape.clone(),
-                missing: gaps.len(),
-                needed: own.len(),
-                first: indices(first, &shard.shape),
-            }),
-        }
+        gaps.check_closed(kind, shard, &self.path)?;
+        Ok(own)
     }
 
     fn copy(&self, file: usize, record: &EntryRecord, moves: &[Move], own: &mut [f32]) -> Result<(), CheckpointError> {
@@ -154,15 +137,4 @@ impl Checkpoint {
         *slot = Some(Arc::clone(&file));
         Ok(file)
     }
-}
-
-/// Indices of the flat row-major number `flat` of a tensor.
-fn indices(mut flat: usize, shape: &[usize]) -> Vec<usize> {
-    let mut indices = Vec::with_capacity(shape.len());
-    for length in shape.iter().rev().map(|length| (*length).max(1)) {
-        indices.push(flat % length);
-        flat /= length;
-    }
-    indices.reverse();
-    indices
 }

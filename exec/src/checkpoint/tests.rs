@@ -115,8 +115,20 @@ fn numbers_that_several_ranks_wrote_count_once() {
 #[test]
 fn what_is_missing_is_named_with_its_place() {
     let directory = tempdir().unwrap();
-    let records = vec![write_rank(directory.path(), 1, 0, &[entry(Kind::Momentum, &columns(0, 2), None)]).unwrap()];
-    commit(directory.path(), 1, records, State::default()).unwrap();
+    let record = |rank: u32| {
+        let entry = entry(Kind::Momentum, &columns(rank as usize, 2), None);
+        write_rank(directory.path(), 1, rank, &[entry]).unwrap()
+    };
+    let error = commit(directory.path(), 1, vec![record(1)], State::default()).unwrap_err().to_string();
+    assert!(error.contains("lacks 24 of the 48 numbers") && error.ends_with("the first is at [0, 0]"), "{error}");
+    let other = entry(Kind::Momentum, &Shard::whole(QKV, [4, 6]), None);
+    let other = write_rank(directory.path(), 1, 2, &[other]).unwrap();
+    let error = commit(directory.path(), 1, vec![record(0), other], State::default()).unwrap_err().to_string();
+    assert!(error.contains("was saved as [4, 6]"), "{error}");
+    assert_eq!(newest(directory.path()), None);
+    // A manifest by another hand.
+    let bytes = manifest::Manifest::new(1, State::default(), vec![record(0)]).to_bytes().unwrap();
+    fs::write(step_directory(directory.path(), 1).join(MANIFEST), bytes).unwrap();
     let checkpoint = latest(directory.path()).unwrap().unwrap();
     checkpoint.read(Kind::Momentum, &columns(1, 4)).unwrap();
     let error = checkpoint.read(Kind::Momentum, &Shard::whole(QKV, [4, 12])).unwrap_err().to_string();

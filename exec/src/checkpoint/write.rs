@@ -2,9 +2,11 @@
 //!
 //! One law: a complete checkpoint is not touched, and an incomplete one becomes complete by one rename.
 
+use super::gaps::{self, Gaps};
 use super::manifest::Manifest;
-use super::{CheckpointError, Entry, EntryRecord, FileRecord, MANIFEST, State, find, step_directory};
+use super::{CheckpointError, Entry, EntryRecord, FileRecord, Kind, MANIFEST, State, find, step_directory};
 use crate::atomic_file::{self, FileError, crash, sync_directory};
+use crate::shard::Shard;
 use crate::tensor_file::{self, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -40,11 +42,14 @@ pub fn write_rank(directory: &Path, step: u64, rank: u32, entries: &[Entry]) -> 
     Ok(FileRecord { name, bytes: written.bytes, checksum: written.checksum, entries: records })
 }
 
-/// Completes the checkpoint of `step` under `directory` by writing its manifest. Every rank's file must be there.
+/// Completes the checkpoint of `step` under `directory` by writing its manifest. Every rank's file must be there, and what
+/// is in them of a tensor must be all of it, so that any split can be read from it: a rank that was forgotten is found now,
+/// and not when the numbers are needed.
 ///
 /// # Errors
 /// [`CheckpointError::Records`] where a file is named twice or none is, [`CheckpointError::Length`] where one is not as
-/// long as its record says, [`CheckpointError::AlreadyComplete`], or what the file system says.
+/// long as its record says, [`CheckpointError::Missing`] and [`CheckpointError::Shape`] where a tensor is not whole in them,
+/// [`CheckpointError::AlreadyComplete`], or what the file system says.
 pub fn commit(directory: &Path, step: u64, files: Vec<FileRecord>, state: State) -> Result<(), CheckpointError> {
     let path = step_directory(directory, step);
     refuse_complete(&path, step)?;
@@ -59,10 +64,26 @@ pub fn commit(directory: &Path, step: u64, files: Vec<FileRecord>, state: State)
         }
         find::check_length(&path, file)?;
     }
+    check_whole(&path, &files)?;
     let manifest = Manifest::new(step, state, files);
     let bytes = manifest.to_bytes().map_err(|error| refuse(error.to_string()))?;
     atomic_file::write(&path.join(MANIFEST), |out| out.write_all(&bytes))?;
     Ok(())
+}
+
+fn check_whole(path: &Path, files: &[FileRecord]) -> Result<(), CheckpointError> {
+    let mut tensors: BTreeMap<(Kind, &str), (Shard, Gaps)> = BTreeMap::new();
+    for record in files.iter().flat_map(|file| &file.entries) {
+        let Shard { name, shape, .. } = &record.shard;
+        let (whole, gaps) = tensors.entry((record.kind, name)).or_insert_with(|| {
+            let whole = Shard::whole(name.as_str(), shape.as_slice());
+            let gaps = Gaps::new(&whole);
+            (whole, gaps)
+        });
+        gaps::check_shape(whole, record, path)?;
+        gaps.fill(record);
+    }
+    tensors.into_iter().try_for_each(|((kind, _), (whole, gaps))| gaps.check_closed(kind, &whole, path))
 }
 
 fn refuse_complete(path: &Path, step: u64) -> Result<(), CheckpointError> {
