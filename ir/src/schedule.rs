@@ -6,6 +6,7 @@
 mod index;
 mod lower;
 mod segment;
+mod work;
 
 pub(crate) use index::Index;
 pub(crate) use lower::same_collective;
@@ -15,10 +16,11 @@ use crate::ids::{BufferId, Microbatch, Pipe, Rank, Stage, TaskId};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 use crate::spec::{self, Semantics, Violation};
-use crate::task::{Buffer, Dep, MemoryClass, MemoryEffect, Task};
+use crate::task::{Buffer, Dep, MemoryClass, MemoryEffect, Task, Work};
 use crate::workload::Workload;
 use petgraph::graph::{DiGraph, NodeIndex};
 use std::ops::Range;
+use work::WorkTable;
 
 /// A task graph that has not been checked.
 #[derive(Clone, Debug)]
@@ -36,6 +38,7 @@ pub struct Draft {
     /// Buffers that exist before and after the step: (rank, stage, class, bytes).
     pub(crate) persistent: Vec<(Rank, Stage, MemoryClass, u64)>,
     pub(crate) index: Index,
+    work: WorkTable,
 }
 
 /// A checked task graph: what both engines run.
@@ -72,6 +75,11 @@ impl Draft {
 
     pub(crate) fn task(&self, id: TaskId) -> &Task {
         &self.graph[NodeIndex::new(id.index())]
+    }
+
+    /// How much a task computes.
+    pub(crate) fn work(&self, task: &Task) -> Work {
+        self.work.of(task)
     }
 
     pub(crate) fn effects_of(&self, id: TaskId) -> &[MemoryEffect] {
@@ -114,6 +122,11 @@ impl Schedule {
     pub fn program(&self, rank: Rank) -> impl DoubleEndedIterator<Item = (TaskId, &Task)> {
         let range = self.draft.programs.get(rank.index()).cloned().unwrap_or(0..0);
         range.map(|i| (TaskId(i), self.draft.task(TaskId(i))))
+    }
+
+    /// How much a task of this schedule computes.
+    pub fn work(&self, task: &Task) -> Work {
+        self.draft.work(task)
     }
 
     /// What a task does to memory.
