@@ -348,7 +348,7 @@ fn flops_of_the_segments_sum_to_the_formula_of_the_model() {
                 assert_eq!(step.model(), 16.0 * exact(narayanan(2)), "{named}");
                 assert_eq!(case.plan.model_flops(), Some(step.model()), "{named}");
                 // Segment by segment.
-                let tasks = case.cut.tasks().map(|(_, task)| task.work.flops).sum::<f64>();
+                let tasks = case.cut.tasks().map(|(_, task)| case.cut.work(task).flops).sum::<f64>();
                 let all = tasks * shares * 2.0;
                 assert!((all / step.hardware() - 1.0).abs() < 1e-12, "{named}");
             }

@@ -62,7 +62,7 @@ impl Breakdown {
         let shares: Vec<Vec<(Phase, f64)>> =
             (0..table).map(|step| steps.map_or_else(Vec::new, |steps| steps.shares(TaskId::at(step).0))).collect();
         let shares_of =
-            |task: &Task| task.step.program.and_then(|step| shares.get(step as usize)).map_or(&[][..], Vec::as_slice);
+            |task: &Task| task.step.program().and_then(|step| shares.get(step as usize)).map_or(&[][..], Vec::as_slice);
         let ranges = ranges(schedule, whole);
         let coarse = coarse(schedule, timeline, &ranges);
         let explanation = Explanation::of(whole, &coarse);

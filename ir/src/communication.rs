@@ -132,7 +132,7 @@ fn messages(task: &Task, network: &Network<'_>, shares: &Shares, partners: &mut 
         .collect();
     }
     let step = |step: u32| network.programs.and_then(|programs| programs.step(step)?.collective());
-    if let Some(collective) = task.step.program.and_then(step) {
+    if let Some(collective) = task.step.program().and_then(step) {
         return vec![over(Collective { bytes: task.payload, ..collective })];
     }
     let zero = network.setup.zero_stage;

@@ -6,6 +6,7 @@
 mod index;
 mod lower;
 mod segment;
+mod work;
 
 pub(crate) use index::Index;
 pub(crate) use lower::same_collective;
@@ -15,12 +16,13 @@ use crate::ids::{BufferId, Microbatch, Pipe, Rank, Stage, TaskId};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
 use crate::spec::{self, Semantics, Violation};
-use crate::task::{Buffer, Dep, MemoryClass, MemoryEffect, Task};
+use crate::task::{Buffer, Dep, MemoryClass, MemoryEffect, Task, Work};
 use crate::workload::Workload;
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 use std::ops::Range;
+use work::WorkTable;
 
 /// A task graph that has not been checked.
 #[derive(Clone, Debug)]
@@ -38,6 +40,7 @@ pub struct Draft {
     /// Buffers that exist before and after the step: (rank, stage, class, bytes).
     pub(crate) persistent: Vec<(Rank, Stage, MemoryClass, u64)>,
     pub(crate) index: Index,
+    work: WorkTable,
 }
 
 /// A checked task graph: what both engines run.
@@ -74,6 +77,11 @@ impl Draft {
 
     pub(crate) fn task(&self, id: TaskId) -> &Task {
         &self.graph[NodeIndex::new(id.index())]
+    }
+
+    /// How much a task computes.
+    pub(crate) fn work(&self, task: &Task) -> Work {
+        self.work.of(task)
     }
 
     pub(crate) fn effects_of(&self, id: TaskId) -> &[MemoryEffect] {
@@ -122,6 +130,11 @@ impl Schedule {
     pub fn inputs(&self, id: TaskId) -> impl Iterator<Item = (TaskId, Dep)> + '_ {
         let edges = self.draft.graph.edges_directed(NodeIndex::new(id.index()), Direction::Incoming);
         edges.map(|edge| (TaskId::at(edge.source().index()), *edge.weight()))
+    }
+
+    /// How much a task of this schedule computes.
+    pub fn work(&self, task: &Task) -> Work {
+        self.draft.work(task)
     }
 
     /// What a task does to memory.

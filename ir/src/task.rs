@@ -6,6 +6,7 @@ use crate::mesh::Axis;
 use crate::segments::CollectiveKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
 
 /// A stream of a rank. Tasks of one lane run one after another, in program order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -121,8 +122,6 @@ pub struct Task {
     pub peer: Option<Rank>,
     /// Segment: the layers it runs.
     pub layers: LayerRange,
-    /// How much it computes.
-    pub work: Work,
     /// Size of the message \[B\], 0 for compute.
     pub payload: u64,
     /// The first part of the compound action that it is a part of, itself if it is the first.
@@ -134,8 +133,8 @@ pub struct Task {
 /// Which step of an action a task is. At the detail of stages an action is one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepOf {
-    /// Which entry of [`Programs::steps`](crate::segments::Programs::steps) it is; `None` where the action is one task.
-    pub program: Option<u32>,
+    /// One more than the entry that [`StepOf::program`] gives: tasks are many, and 0 leaves room for none.
+    pub(crate) entry: Option<NonZeroU32>,
     /// Its place in the program of its action; of a bucket of gradients, which bucket it is.
     pub place: u32,
     /// Whether steps of the same action stand before it.
@@ -144,6 +143,18 @@ pub struct StepOf {
     pub continued: bool,
     /// A message over an axis of the mesh: what it does.
     pub collective: Option<CollectiveKind>,
+}
+
+impl StepOf {
+    /// The step that is entry `program` of [`Programs::steps`](crate::segments::Programs::steps) and stands at `place`.
+    pub(crate) fn new(program: u32, place: u32, collective: Option<CollectiveKind>) -> Self {
+        Self { entry: NonZeroU32::new(program.saturating_add(1)), place, collective, ..Self::default() }
+    }
+
+    /// Which entry of [`Programs::steps`](crate::segments::Programs::steps) it is; `None` where the action is one task.
+    pub fn program(self) -> Option<u32> {
+        self.entry.map(|entry| entry.get() - 1)
+    }
 }
 
 impl Task {

@@ -27,10 +27,9 @@ pub struct Engine {
     pub(crate) order: Vec<u32>,
     /// Predecessor slots of task `id`: entries `start[id] .. start[id + 1]`.
     pub(crate) start: Vec<u32>,
-    pub(crate) predecessors: Vec<u32>,
-    /// Latency of each predecessor entry, 0 but on transfers.
+    pub(crate) predecessors: Vec<Predecessor>,
+    /// Task -> the latency of what is transferred to it.
     pub(crate) latency: Vec<f64>,
-    pub(crate) transfers: Vec<(u32, TaskId)>,
     /// Task -> its duration.
     pub(crate) duration: Vec<f64>,
     /// Tasks that happen together, in order.
@@ -39,6 +38,27 @@ pub struct Engine {
     pub(crate) lane_tails: Vec<Option<u32>>,
     /// Whether a task runs on a compute lane.
     pub(crate) is_compute: Vec<bool>,
+}
+
+/// What a task waits for: a slot, and whether something is transferred from there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Predecessor(u32);
+
+impl Predecessor {
+    /// Slots leave the highest bit free.
+    const TRANSFER: u32 = 1 << 31;
+
+    pub(crate) fn new(slot: u32, transfer: bool) -> Self {
+        Self(slot | if transfer { Self::TRANSFER } else { 0 })
+    }
+
+    pub(crate) fn slot(self) -> u32 {
+        self.0 & !Self::TRANSFER
+    }
+
+    pub(crate) fn is_transfer(self) -> bool {
+        self.0 & Self::TRANSFER != 0
+    }
 }
 
 /// Tasks that happen together; they stand side by side in the order.
@@ -95,8 +115,8 @@ impl Engine {
             order: order.iter().map(|id| id.0).collect(),
             start: Vec::with_capacity(tasks + 1),
             predecessors: Vec::with_capacity(graph.edge_count() + queues),
-            latency: Vec::new(),
-            transfers: Vec::new(),
+            // Pages of it that no transfer stands on are never touched.
+            latency: vec![0.0; tasks],
             duration: vec![0.0; tasks],
             sets: sets(schedule, order, &together),
             lane_tails: vec![None; queues],
@@ -107,30 +127,31 @@ impl Engine {
             let queue = schedule.queue(id, semantics);
             // Tasks of a queue come in program order, so the latest seen is the one before.
             let before = engine.lane_tails[queue].replace(id.0);
-            engine.predecessors.push(before.unwrap_or_else(|| TaskId::at(tasks + queue).0));
+            engine.predecessors.push(Predecessor::new(before.unwrap_or_else(|| TaskId::at(tasks + queue).0), false));
             for edge in graph.edges_directed(NodeIndex::new(id.index()), Direction::Incoming) {
                 let from = edge.source().index();
-                match edge.weight() {
+                let transferred = match edge.weight() {
                     Dep::Program => continue,
                     Dep::Transfer if together[from] == together[id.index()] => continue,
-                    Dep::Transfer => engine.transfers.push((TaskId::at(engine.predecessors.len()).0, id)),
-                    Dep::Data | Dep::Weight => {}
-                }
-                engine.predecessors.push(TaskId::at(from).0);
+                    Dep::Transfer => true,
+                    Dep::Data | Dep::Weight => false,
+                };
+                engine.predecessors.push(Predecessor::new(TaskId::at(from).0, transferred));
             }
             engine.start.push(TaskId::at(engine.predecessors.len()).0);
         }
-        engine.latency = vec![0.0; engine.predecessors.len()];
         engine
     }
 
     /// Sets all durations and latencies from a cost model.
     pub fn set_costs(&mut self, schedule: &Schedule, cost: &dyn CostModel) {
-        for (duration, (_, task)) in self.duration.iter_mut().zip(schedule.tasks()) {
-            *duration = cost.duration(task);
-        }
-        for (entry, receiver) in &self.transfers {
-            self.latency[*entry as usize] = cost.latency(schedule.task(*receiver));
+        for (id, task) in schedule.tasks() {
+            let id = id.index();
+            self.duration[id] = cost.duration(task);
+            let range = self.start[id] as usize..self.start[id + 1] as usize;
+            if self.predecessors[range].iter().any(|predecessor| predecessor.is_transfer()) {
+                self.latency[id] = cost.latency(task);
+            }
         }
         for set in &mut self.sets {
             let parts: Vec<&Task> = self.order[set.range.clone()].iter().map(|id| schedule.task(TaskId(*id))).collect();
@@ -180,9 +201,10 @@ impl Engine {
     fn ready(&self, id: usize, ends: &[f64], counts: impl Fn(u32) -> bool) -> f64 {
         let range = self.start[id] as usize..self.start[id + 1] as usize;
         let mut start = 0.0;
-        for (predecessor, latency) in self.predecessors[range.clone()].iter().zip(&self.latency[range]) {
-            let ready = ends[*predecessor as usize] + latency;
-            if ready > start && counts(*predecessor) {
+        for predecessor in &self.predecessors[range] {
+            let slot = predecessor.slot();
+            let ready = ends[slot as usize] + if predecessor.is_transfer() { self.latency[id] } else { 0.0 };
+            if ready > start && counts(slot) {
                 start = ready;
             }
         }

@@ -3,7 +3,7 @@
 //! All replicas run the same program. A message over an axis happens on all members of a group at once, from when the last
 //! of them is ready.
 
-use crate::engine::{Engine, Set, SetKind};
+use crate::engine::{Engine, Predecessor, Set, SetKind};
 use pipewright_ir::ids::TaskId;
 use pipewright_ir::mesh::Mesh;
 use pipewright_ir::schedule::Schedule;
@@ -26,6 +26,7 @@ impl Engine {
                 if old < tasks { replica * tasks + old } else { copies * tasks + replica * queues + (old - tasks) };
             TaskId::at(new).0
         };
+        let moved = |replica: usize, p: Predecessor| Predecessor::new(slot(replica, p.slot()), p.is_transfer());
         let (order, sets) = self.replicated_order(schedule, mesh, &slot);
         let entries = TaskId::at(self.predecessors.len()).0;
         let starts = |replica: usize| {
@@ -37,9 +38,8 @@ impl Engine {
             tasks: copies * tasks,
             order,
             start: (0..copies).flat_map(starts).chain([end]).collect(),
-            predecessors: (0..copies).flat_map(|r| self.predecessors.iter().map(move |p| slot(r, *p))).collect(),
+            predecessors: (0..copies).flat_map(|r| self.predecessors.iter().map(move |p| moved(r, *p))).collect(),
             latency: self.latency.repeat(copies),
-            transfers: Vec::new(),
             duration: self.duration.repeat(copies),
             sets,
             lane_tails: (0..copies).flat_map(|r| self.lane_tails.iter().map(move |t| t.map(|t| slot(r, t)))).collect(),

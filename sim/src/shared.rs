@@ -115,7 +115,9 @@ impl Waiting {
         let n = engine.tasks;
         let number = step * n + id;
         for entry in engine.start[id] as usize..engine.start[id + 1] as usize {
-            let (slot, latency) = (engine.predecessors[entry] as usize, engine.latency[entry]);
+            let predecessor = engine.predecessors[entry];
+            let slot = predecessor.slot() as usize;
+            let latency = if predecessor.is_transfer() { engine.latency[id] } else { 0.0 };
             let from = match slot.checked_sub(n) {
                 None => Some(step * n + slot),
                 // Behind a lane stands its last task of the step before; before the first step, when it is free.

@@ -3,7 +3,7 @@
 use super::args::ReportArgs;
 use super::failure::Failure;
 use super::predict::{Costs, Fineness, assume, options, sends, sound};
-use super::simulate::{folded, headline, save};
+use super::simulate::{folded, folds, headline, save};
 use super::{exit, load, output};
 use pipewright::ir::breakdown::{Breakdown, Steps};
 use pipewright::ir::communication::{Network, traffic};
@@ -19,7 +19,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<u8, Failure> {
     let options = Options { steps: 1, ..options(&loaded) };
     let segments = matches!(costs, Costs::Analytic(_));
     let mut runs = Vec::new();
-    let mut shown = None;
+    let mut folding = Vec::new();
     for plan in &loaded.plans {
         let fineness = Fineness { segments, full: false };
         let predicted = costs.predict_at(plan, &options, sends(&loaded), fineness)?;
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<u8, Failure> {
         let gpus_per_node = plan.cluster.as_ref().map_or(u32::MAX, |cluster| cluster.gpus_per_node());
         let network = Network { mesh: &plan.mesh, setup: &plan.setup, programs: programs.as_ref(), gpus_per_node };
         let traffic = traffic(&predicted.schedule, &network);
-        shown = shown.or_else(|| folded(plan, &predicted));
+        folding.extend(folds(plan, &predicted).then_some(plan));
         runs.push(StepReport::new(&Facts {
             plan,
             metrics: &predicted.metrics,
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<u8, Failure> {
         output::json(&answer)?;
     } else {
         let texts: Vec<String> = answer.runs.iter().map(|run| run.text(costs.in_seconds())).collect();
-        let head = format!("{}{}", headline(&loaded, &options), shown.unwrap_or_default());
+        let head = format!("{}{}", headline(&loaded, &options), folded(&folding).unwrap_or_default());
         output::result(&format!("{head}\n\n{}", texts.join("\n")))?;
     }
     Ok(exit::FINE)

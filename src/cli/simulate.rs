@@ -122,7 +122,8 @@ first",
         row
     };
     let rows: Vec<Vec<String>> = loaded.plans.iter().zip(predictions).zip(front).map(row).collect();
-    let folded = loaded.plans.first().zip(predictions.first()).and_then(|(plan, predicted)| folded(plan, predicted));
+    let folding = loaded.plans.iter().zip(predictions).filter(|(plan, predicted)| folds(plan, predicted));
+    let folded = folded(&folding.map(|(plan, _)| plan).collect::<Vec<_>>());
     let mut text = format!("{}{}\n{}", headline(loaded, options), folded.unwrap_or_default(), table(&headers, &rows));
     if several {
         let memory = if in_bytes(predictions.iter().map(|p| &p.metrics)) { "peak memory" } else { "peak activations" };
@@ -158,12 +159,19 @@ pub(crate) fn count(n: u32, one: &str, several: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { several })
 }
 
+/// `2 ranks` where all are the same, `1 to 8 ranks` where they are not.
+fn counts(all: impl Iterator<Item = u32> + Clone, one: &str, several: &str) -> String {
+    let (least, most) = (all.clone().min().unwrap_or(0), all.max().unwrap_or(0));
+    if least == most { count(most, one, several) } else { format!("{least} to {}", count(most, one, several)) }
+}
+
 /// One line that says what was simulated.
 pub(crate) fn headline(loaded: &Loaded, options: &Options) -> String {
     let mut line = loaded.scenario.name.clone();
     if let Some(plan) = loaded.plans.first() {
-        let ranks = count(plan.ranks(), "rank", "ranks");
-        line.push_str(&format!(": {ranks}, {}", count(plan.batch.microbatches, "microbatch", "microbatches")));
+        let ranks = counts(loaded.plans.iter().map(Plan::ranks), "rank", "ranks");
+        let microbatches = loaded.plans.iter().map(|plan| plan.batch.microbatches);
+        line.push_str(&format!(": {ranks}, {}", counts(microbatches, "microbatch", "microbatches")));
         if plan.batch.rounds > 1 {
             line.push_str(&format!(" x {} accumulation rounds", plan.batch.rounds));
         }
@@ -184,11 +192,23 @@ pub(crate) fn headline(loaded: &Loaded, options: &Options) -> String {
     line
 }
 
-/// How many devices the ranks of a prediction stand for, where that is more.
-pub(crate) fn folded(plan: &Plan, predicted: &Predicted) -> Option<String> {
-    let (shown, all) = (plan.ranks(), plan.mesh.devices());
-    let folds = predicted.throughput.is_some() && predicted.devices.is_empty() && all > u64::from(shown);
-    folds.then(|| format!(", {shown} of {all} devices shown, replicas folded"))
+/// Whether the ranks of a prediction stand for more devices.
+pub(crate) fn folds(plan: &Plan, predicted: &Predicted) -> bool {
+    let more = plan.mesh.devices() > u64::from(plan.ranks());
+    more && predicted.throughput.is_some() && predicted.devices.is_empty()
+}
+
+/// How many devices the ranks of these plans stand for.
+pub(crate) fn folded(plans: &[&Plan]) -> Option<String> {
+    let first = plans.first()?;
+    let (shown, all) = (first.ranks(), first.mesh.devices());
+    Some(if plans.iter().any(|plan| plan.mesh.devices() != all) {
+        ", replicas folded".to_owned()
+    } else if plans.iter().any(|plan| plan.ranks() != shown) {
+        format!(", {all} devices, replicas folded")
+    } else {
+        format!(", {shown} of {all} devices shown, replicas folded")
+    })
 }
 
 /// What the numbers of a timeline under these costs mean.

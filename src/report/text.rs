@@ -37,9 +37,12 @@ pub(super) fn percent(share: f64) -> String {
     format!("{} %", trimmed(format!("{:.1}", share * 100.0)))
 }
 
-/// `value` against `base` as `+3.2 %`; `None` where there is nothing to compare with.
+/// `value` against `base` as `+3.2 %`, from ten times on as `12.5 x`; `None` where there is nothing to compare with.
 pub(super) fn difference(value: f64, base: f64) -> Option<String> {
     let share = (base > 0.0).then(|| value / base - 1.0)?;
+    if share >= 9.0 {
+        return Some(format!("{} x", trimmed(format!("{:.1}", share + 1.0))));
+    }
     let text = percent(share);
     Some(match text.as_str() {
         "0 %" => "±0 %".to_owned(),
@@ -91,6 +94,7 @@ mod tests {
         assert_eq!(difference(28.5, 33.0).as_deref(), Some("\u{2212}13.6 %"));
         assert_eq!(difference(34.0, 33.0).as_deref(), Some("+3 %"));
         assert_eq!(difference(33.0, 33.0).as_deref(), Some("±0 %"));
+        assert_eq!(difference(412.5, 33.0).as_deref(), Some("12.5 x"));
         assert_eq!(difference(33.0, 0.0), None);
     }
 

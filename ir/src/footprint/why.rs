@@ -89,12 +89,25 @@ fn microbatches(alive: &[&Buffer], class: MemoryClass) -> BTreeSet<(Stage, Micro
 fn activations_in_words(alive: &[&Buffer], parts: &[StagePart]) -> String {
     let held = microbatches(alive, MemoryClass::Activations);
     let stages: BTreeSet<Stage> = held.iter().map(|(stage, _)| *stage).collect();
-    let of_stage = |stage: Stage| {
+    // Chunks of as many layers in one phrase.
+    let mut held_by_layers: Vec<(u32, Vec<usize>)> = Vec::new();
+    for stage in stages {
         let layers = parts.get(stage.index()).map_or(0, |part| part.layers.len());
         let microbatches = held.iter().filter(|(s, _)| *s == stage).count();
-        format!("{} of {}", count(microbatches, "microbatch"), count(layers as usize, "layer"))
+        match held_by_layers.iter_mut().find(|(of, _)| *of == layers) {
+            Some((_, counts)) => counts.push(microbatches),
+            None => held_by_layers.push((layers, vec![microbatches])),
+        }
+    }
+    let phrase = |(layers, counts): &(u32, Vec<usize>)| {
+        let sum = counts.iter().map(usize::to_string).collect::<Vec<_>>().join(" + ");
+        let microbatches = match counts.as_slice() {
+            [one] => count(*one, "microbatch"),
+            _ => format!("{sum} microbatches"),
+        };
+        format!("{microbatches} of {}", count(*layers as usize, "layer"))
     };
-    let words: Vec<String> = stages.iter().map(|stage| of_stage(*stage)).collect();
+    let words: Vec<String> = held_by_layers.iter().map(phrase).collect();
     words.join(" and ")
 }
 

@@ -397,7 +397,7 @@ fn task_row(draft: &Draft, id: TaskId) -> TaskRow {
         peer: task.peer.map(|rank| rank.0),
         payload_bytes: Some(task.payload),
         layers: Some(task.layers),
-        flops: Some(task.work.flops),
+        flops: Some(draft.work(task).flops),
         effects: Some(draft.effects_of(id).iter().map(effect).collect()),
     }
 }

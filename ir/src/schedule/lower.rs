@@ -2,11 +2,12 @@
 
 use super::Draft;
 use super::index::Index;
+use super::work::WorkTable;
 use crate::action::{Action, Op};
 use crate::ids::{BufferId, Microbatch, Rank, Stage, TaskId};
 use crate::order::PipelineOrder;
 use crate::placement::Placement;
-use crate::task::{Buffer, Dep, Lane, MemoryClass, MemoryEffect, StepOf, Task, Touch, Work};
+use crate::task::{Buffer, Dep, Lane, MemoryClass, MemoryEffect, StepOf, Task, Touch};
 use crate::workload::{SplitWorkload, StageWorkload, Workload};
 use petgraph::graph::{DiGraph, NodeIndex};
 
@@ -37,7 +38,8 @@ pub(super) fn lower(order: &PipelineOrder, workload: &Workload) -> Draft {
     let persistent = persistent(&order.placement, workload);
     let (buffers, effects, effects_start) = (memory.buffers, memory.effects, memory.effects_start);
     let (placement, microbatches) = (order.placement.clone(), order.microbatches);
-    Draft { graph, placement, microbatches, programs, buffers, effects, effects_start, persistent, index }
+    let work = WorkTable::of_stages(workload.stages.iter().map(|stage| stage.forward_flops).collect());
+    Draft { graph, placement, microbatches, programs, buffers, effects, effects_start, persistent, index, work }
 }
 
 fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) -> Task {
@@ -57,19 +59,12 @@ fn task(action: Action, rank: Rank, placement: &Placement, workload: &Workload) 
         _ => (None, 0),
     };
     let peer = peer_stage.and_then(|s| placement.rank_of(s)).filter(|r| *r != rank && r.0 < placement.ranks());
-    let passes = match op {
-        Op::Forward | Op::BackwardInput | Op::BackwardWeight => 1.0,
-        Op::FullBackward => 2.0,
-        _ => 0.0,
-    };
-    let work = Work { flops: passes * stage_workload.forward_flops, bytes: 0.0 };
     Task {
         action,
         rank,
         lane: Lane::of(op),
         peer,
         layers: stage_workload.layers,
-        work,
         payload,
         group: None,
         step: StepOf::default(),

@@ -7,7 +7,7 @@ use super::{Draft, Schedule};
 use crate::action::{Action, Op};
 use crate::ids::{LayerRange, TaskId};
 use crate::segments::{Bucket, Placed, Programs, Step};
-use crate::task::{Dep, Lane, MemoryEffect, StepOf, Task, Touch, Work};
+use crate::task::{Dep, Lane, MemoryEffect, StepOf, Task, Touch};
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -18,24 +18,27 @@ impl Schedule {
     #[must_use]
     pub fn segmented(&self, programs: &Programs) -> Schedule {
         let mut cut = Cutter::new(self, programs);
+        cut.effects_start.push(0);
         for range in &self.draft.programs {
             cut.rank(range.clone());
         }
         cut.link();
-        let topological = self.topological.iter().flat_map(|id| cut.tasks_of(*id).map(TaskId)).collect();
+        let mut topological = Vec::with_capacity(cut.graph.node_count());
+        topological.extend(self.topological.iter().flat_map(|id| cut.tasks_of(*id).map(TaskId)));
         let first = |id: TaskId| TaskId(cut.starts[id.index()]);
-        let programs = self.draft.programs.iter();
-        let programs = programs.map(|r| cut.starts[r.start as usize]..cut.starts[r.end as usize]).collect();
+        let ranks = self.draft.programs.iter();
+        let ranks = ranks.map(|r| cut.starts[r.start as usize]..cut.starts[r.end as usize]).collect();
         let draft = Draft {
             index: self.draft.index.moved(first),
             graph: cut.graph,
             placement: self.draft.placement.clone(),
             microbatches: self.draft.microbatches,
-            programs,
+            programs: ranks,
             buffers: self.draft.buffers.clone(),
             effects: cut.effects,
             effects_start: cut.effects_start,
             persistent: self.draft.persistent.clone(),
+            work: self.draft.work.with_steps(programs),
         };
         Schedule { draft, topological }
     }
@@ -51,23 +54,23 @@ struct Cutter<'a> {
     effects_start: Vec<u32>,
     /// Messages that only the end of the step waits for.
     unjoined: Vec<bool>,
-    /// Step of the table -> how much it computes.
-    work: Vec<Work>,
 }
 
 impl<'a> Cutter<'a> {
     fn new(old: &'a Schedule, programs: &'a Programs) -> Self {
-        let steps = |task: &Task| list(programs, task).map_or(1, <[Placed]>::len);
-        let tasks: usize = old.tasks().map(|(_, task)| steps(task)).sum();
+        // Every task but an empty action has one step at least, and a reduction one for each bucket.
+        let steps = |task: &Task| list(programs, task).map_or(1, <[Placed]>::len).max(1);
+        let buckets: usize = programs.stages.iter().map(|stage| stage.buckets.len()).sum();
+        let tasks = old.tasks().map(|(_, task)| steps(task)).sum::<usize>() + buckets;
         Self {
             old,
             programs,
             graph: DiGraph::with_capacity(tasks, 2 * tasks),
             starts: Vec::with_capacity(old.len() + 1),
-            effects: Vec::with_capacity(old.draft.effects.len()),
-            effects_start: vec![0],
+            // A workspace becomes two effects.
+            effects: Vec::with_capacity(2 * old.draft.effects.len()),
+            effects_start: Vec::with_capacity(tasks + 1),
             unjoined: Vec::with_capacity(tasks),
-            work: (0..programs.steps.len()).map(|i| programs.work(TaskId::at(i).0)).collect(),
         }
     }
 
@@ -117,11 +120,9 @@ impl<'a> Cutter<'a> {
         for (i, bucket) in buckets.iter().enumerate() {
             let collective = self.programs.step(bucket.step).and_then(Step::collective);
             let step = StepOf {
-                program: Some(bucket.step),
-                place: TaskId::at(i).0,
                 continues: i > 0,
                 continued: i + 1 < buckets.len(),
-                collective: collective.map(|c| c.kind),
+                ..StepOf::new(bucket.step, TaskId::at(i).0, collective.map(|c| c.kind))
             };
             let layers = LayerRange { start: bucket.layer, end: bucket.layer.saturating_add(1) };
             self.push(Task { payload: collective.map_or(0, |c| c.bytes), step, layers, ..*task });
@@ -147,15 +148,12 @@ impl<'a> Cutter<'a> {
             let node = self.push(Task {
                 lane: collective.map_or(Lane::Compute, |c| Lane::of_axis(c.axis)),
                 layers: LayerRange { start: placed.layer, end: placed.layer.saturating_add(1) },
-                work: self.work.get(placed.step as usize).copied().unwrap_or_default(),
                 payload: collective.map_or(0, |c| c.bytes),
                 group: None,
                 step: StepOf {
-                    program: Some(placed.step),
-                    place: TaskId::at(place).0,
                     continues,
                     continued: true,
-                    collective: collective.map(|c| c.kind),
+                    ..StepOf::new(placed.step, TaskId::at(place).0, collective.map(|c| c.kind))
                 },
                 ..*task
             });
@@ -172,8 +170,8 @@ impl<'a> Cutter<'a> {
                 }
             }
         }
-        if let Some(last) = self.graph.node_weights_mut().last() {
-            last.step.continued = false;
+        if let Some(last) = self.graph.node_count().checked_sub(1).filter(|last| *last >= first) {
+            self.graph[NodeIndex::new(last)].step.continued = false;
         }
         for (joined, message) in pending {
             self.unjoined[message.index()] = joined >= Placed::NEVER as usize;
@@ -185,7 +183,8 @@ impl<'a> Cutter<'a> {
         let one = new.len() == 1;
         for id in new.clone() {
             let (first, last) = (id == new.start, id + 1 == new.end);
-            for effect in self.old.effects(old) {
+            let effects = if first || last { self.old.effects(old) } else { &[] };
+            for effect in effects {
                 let touch = match effect.touch {
                     Touch::Workspace if one => Some(Touch::Workspace),
                     Touch::Workspace if first => Some(Touch::Allocate),
@@ -225,7 +224,7 @@ impl<'a> Cutter<'a> {
     /// Whether a reduction stands in buckets.
     fn is_cut(&self, id: TaskId) -> bool {
         let task = self.graph[NodeIndex::new(self.starts[id.index()] as usize)];
-        task.action.op == Op::ReduceData && task.step.program.is_some()
+        task.action.op == Op::ReduceData && task.step.program().is_some()
     }
 
     /// Each bucket waits for the step of the last backward that completes it.

@@ -301,7 +301,7 @@ impl AnalyticCost {
 impl CostModel for AnalyticCost {
     fn duration(&self, task: &Task) -> f64 {
         let [forward, backward] = self.before.get(task.action.stage.index()).copied().unwrap_or_default();
-        if let Some(step) = task.step.program {
+        if let Some(step) = task.step.program() {
             let before = match task.action.op {
                 Op::Forward if !task.step.continues => forward,
                 Op::FullBackward | Op::BackwardInput if !task.step.continues => backward,

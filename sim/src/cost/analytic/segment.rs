@@ -43,7 +43,7 @@ impl<'a> SegmentCost<'a> {
 
 impl CostModel for SegmentCost<'_> {
     fn duration(&self, task: &Task) -> f64 {
-        self.cost.duration(task) + if task.step.program.is_some() { self.lost(task) } else { 0.0 }
+        self.cost.duration(task) + if task.step.program().is_some() { self.lost(task) } else { 0.0 }
     }
 
     fn latency(&self, receiver: &Task) -> f64 {
