@@ -4,7 +4,7 @@
 //! sees only those.
 
 use crate::shard::Shard;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use std::ops::Range;
 
 /// Which tensor-parallel ranks hold the same numbers of a tensor.
@@ -51,7 +51,8 @@ pub struct Parameter {
 impl Parameter {
     /// A parameter of shape `dims` whose numbers are those of `held`, one behind the other.
     pub fn new(dims: Vec<usize>, held: Vec<Held>, values: Vec<f32>, device: &Device) -> Self {
-        let value = Some(Tensor::from_floats(values.as_slice(), device));
+        let len = values.len();
+        let value = Some(Tensor::from_data(TensorData::new(values, [len]), device));
         Self { dims, held, value, gradient: None, main: None, reduced: None, moments: Vec::new(), shares: (1, 0) }
     }
 

@@ -36,6 +36,7 @@ pub struct Feed {
 
 /// What a forward makes.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for a moment; a box would be an allocation a task")]
 pub enum Output {
     /// The input of the next stage `[N, H]`.
     Hidden(Tensor<2>),

@@ -121,6 +121,7 @@ struct Reduction {
 }
 
 /// What is reduced.
+#[expect(clippy::large_enum_variant, reason = "a few at the end of a step")]
 enum Reduced {
     /// Gradients of a stage with those of its copy, or of a tied embedding with its other one.
     Pair,

@@ -169,7 +169,8 @@ fn a10_a_tied_weight_gets_both_ends_and_counts_once() {
         let run = step(&program, &mesh, &setup, &Numbers, |stage, device| {
             let replica = mesh.coordinate(device as u64, pipewright_ir::mesh::Axis::Data);
             let local = [[1.0, 3.0], [5.0, 7.0]][stage.index()][replica as usize];
-            let mut scalar = Scalar::new("tied", 1.0, stage.number() == 1, &Device::flex()).tied();
+            let mut scalar = Scalar::new("tied", 1.0, stage.number() == 1, &Device::flex());
+            scalar.tied = true;
             // Two microbatches of one replica of two: the mean over replicas is in each one's share.
             scalar.fixed = Some(local / 2.0 / 2.0);
             scalar

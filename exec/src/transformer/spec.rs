@@ -133,11 +133,6 @@ impl StageSpec {
         self.tensor.share(self.shape.vocab_size as usize)
     }
 
-    /// Tokens of a sequence on this context-parallel rank.
-    pub(crate) fn tokens(&self) -> usize {
-        self.seq_length / self.context.of
-    }
-
     /// GPT-2's weights have the shape `[in, out]` and its names; all others those of Llama.
     pub(crate) fn is_gpt2(&self) -> bool {
         self.shape.position_embedding == PositionEmbedding::Learned

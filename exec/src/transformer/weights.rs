@@ -120,11 +120,6 @@ impl<'a> Maker<'a> {
         Self { spec, device, names, parameters: Vec::new() }
     }
 
-    /// The names of this kind of model.
-    pub(crate) fn names(&self) -> &Names {
-        &self.names
-    }
-
     fn block(&mut self, kind: BlockKind, layer: u32) -> Block {
         Block { kind, layer, parameters: std::mem::take(&mut self.parameters) }
     }

@@ -42,7 +42,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
             self.begin(task.action)?;
         }
         self.join(task.action, |joined| joined <= place)?;
-        let step = task.step.program.and_then(|step| self.context.programs.step(step));
+        let step = task.step.program().and_then(|step| self.context.programs.step(step));
         let step = step.ok_or(TaskError::Missing("the program of an action"))?;
         if let Body::Communicate { operand, .. } = &step.body {
             self.post(id, &task, *operand)?;
@@ -60,7 +60,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
 
     fn compute(&mut self, id: TaskId, task: &Task, stage: Stage, microbatch: Microbatch) -> Result<(), TaskError> {
         let programs = self.context.programs;
-        let index = task.step.program.ok_or(TaskError::Missing("the program of an action"))?;
+        let index = task.step.program().ok_or(TaskError::Missing("the program of an action"))?;
         let parts: Vec<(u32, u32)> = match programs.step(index).map(|step| &step.body) {
             Some(Body::Run(parts)) => {
                 let layer = |layers: i32| task.layers.start.saturating_add_signed(layers);
@@ -111,7 +111,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
     fn post(&mut self, id: TaskId, task: &Task, operand: Operand) -> Result<(), TaskError> {
         let context = self.context;
         let (stage, microbatch) = place_of(task.action)?;
-        let step = task.step.program.and_then(|step| context.programs.step(step));
+        let step = task.step.program().and_then(|step| context.programs.step(step));
         let step = step.ok_or(TaskError::Missing("the program of a message"))?;
         let collective = step.collective().ok_or(TaskError::Missing("a message"))?;
         let program = context.programs.stages.get(stage.index()).ok_or(TaskError::Missing("the stage's program"))?;
@@ -171,7 +171,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
     fn take_in(&mut self, message: OnItsWay) -> Result<(), TaskError> {
         let OnItsWay { task, action, layer, operand, posted, since, .. } = message;
         let (stage, microbatch) = place_of(action)?;
-        let phase = self.context.schedule.task(task).step.program.and_then(|step| self.context.programs.step(step));
+        let phase = self.context.schedule.task(task).step.program().and_then(|step| self.context.programs.step(step));
         let phase = phase.map(|step| step.phase).ok_or(TaskError::Missing("the program of a message"))?;
         self.noted(task, |worker| {
             let tensor = posted.finish(&worker.transport, &worker.device, worker.context.timeout)?;

@@ -15,7 +15,7 @@ use std::time::Instant;
 pub(super) fn triggers(schedule: &Schedule, rank: Rank) -> BTreeMap<TaskId, Vec<TaskId>> {
     let mut triggers: BTreeMap<TaskId, Vec<TaskId>> = BTreeMap::new();
     for (id, task) in schedule.program(rank).filter(|(_, task)| task.action.op == Op::ReduceData) {
-        if task.step.program.is_none() {
+        if task.step.program().is_none() {
             continue;
         }
         let made: Vec<TaskId> =

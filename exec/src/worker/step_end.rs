@@ -74,7 +74,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
         }
         let task = self.context.schedule.task(id);
         let blocks = self.module(action.stage)?.blocks().len();
-        let range = match task.step.program {
+        let range = match task.step.program() {
             // Buckets stand in the order of the backward.
             Some(_) => {
                 let at = blocks.saturating_sub(1 + task.step.place as usize);

@@ -20,19 +20,19 @@ use pipewright_ir::workload::Workload;
 use std::path::Path;
 use std::time::Duration;
 
-pub const SEED: u64 = 7;
+pub(crate) const SEED: u64 = 7;
 
 /// GPT-2's kind, untied so that nothing is added in another order.
-pub const GPT: &str = r#""num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 256,
+pub(crate) const GPT: &str = r#""num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 256,
     "max_position_embeddings": 32, "untie_embeddings_and_output_weights": true"#;
 /// Llama's kind with grouped queries.
-pub const LLAMA: &str = r#""num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2,
+pub(crate) const LLAMA: &str = r#""num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2,
     "ffn_hidden_size": 64, "vocab_size": 256, "max_position_embeddings": 32, "position_embedding_type": "rope",
     "normalization": "RMSNorm", "swiglu": true, "add_bias_linear": false,
     "untie_embeddings_and_output_weights": true"#;
 
 /// The plan of a scenario with these keys of `model`, `parallel` and `training`, and this schedule.
-pub fn plan(model: &str, parallel: &str, training: &str, schedule: &str) -> Plan {
+pub(crate) fn plan(model: &str, parallel: &str, training: &str, schedule: &str) -> Plan {
     let text = format!(
         r#"{{ "schema_version": 1, "name": "modes", "model": {{ {model} }}, "parallel": {{ {parallel} }},
         "training": {{ "micro_batch_size": 2, "seq_length": 16, {training} }}, "schedules": [{schedule}] }}"#
@@ -41,19 +41,19 @@ pub fn plan(model: &str, parallel: &str, training: &str, schedule: &str) -> Plan
     plan::resolve(&scenario, &|_| Err("no files".to_owned())).unwrap().remove(0)
 }
 
-pub fn batches(plan: &Plan) -> TextBatches {
+pub(crate) fn batches(plan: &Plan) -> TextBatches {
     let bytes: Vec<u8> = (0..20_000u32).map(|i| (i * i / 7 % 251) as u8).collect();
     let text = TextData::from_bytes(bytes, Path::new("text"), plan.batch.seq_length as usize, SEED).unwrap();
     TextBatches { text, micro_batch_size: plan.batch.micro_batch_size as usize }
 }
 
 /// The task graph at the detail of segments.
-pub fn schedule(plan: &Plan, programs: &Programs) -> Schedule {
+pub(crate) fn schedule(plan: &Plan, programs: &Programs) -> Schedule {
     let workload = Workload::abstract_stages(plan.placement().stages());
     plan.schedule(&workload).unwrap().segmented(programs)
 }
 
-pub fn run(plan: &Plan, optimizer: OptimizerConfig, steps: u64) -> Run {
+pub(crate) fn run(plan: &Plan, optimizer: OptimizerConfig, steps: u64) -> Run {
     let programs = plan.programs().unwrap();
     let schedule = schedule(plan, &programs);
     let devices = vec![Device::flex(); usize::try_from(plan.mesh.devices()).unwrap()];
@@ -71,7 +71,7 @@ pub fn run(plan: &Plan, optimizer: OptimizerConfig, steps: u64) -> Run {
 }
 
 /// One device with the whole batch of a plan.
-pub fn reference(plan: &Plan, optimizer: OptimizerConfig, steps: u64, after: &Run) -> Reference {
+pub(crate) fn reference(plan: &Plan, optimizer: OptimizerConfig, steps: u64, after: &Run) -> Reference {
     let shape = plan.model.as_ref().unwrap();
     let (b, s) = (plan.batch.micro_batch_size as usize, plan.batch.seq_length as usize);
     let setup = Setup { recompute: vec![Recompute::None], ..plan.setup.clone() };
@@ -92,7 +92,7 @@ pub fn reference(plan: &Plan, optimizer: OptimizerConfig, steps: u64, after: &Ru
 }
 
 /// A plan against one device.
-pub fn compare(plan: &Plan, optimizer: OptimizerConfig, steps: u64) -> Comparison {
+pub(crate) fn compare(plan: &Plan, optimizer: OptimizerConfig, steps: u64) -> Comparison {
     let run = run(plan, optimizer, steps);
     let reference = reference(plan, optimizer, steps, &run);
     verify::compare(&run, &reference, &optimizer)

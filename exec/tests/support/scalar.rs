@@ -10,7 +10,7 @@ use pipewright_ir::segments::{BlockKind, Body, Operand, Operation, Phase, Placed
 use std::collections::BTreeMap;
 
 /// What each stage computes: one operation there, one back, one for the weight.
-pub fn programs(stages: u32) -> Programs {
+pub(crate) fn programs(stages: u32) -> Programs {
     let step =
         |phase| Step { phase, name: "scalar", body: Body::Compute(Vec::new()), operations: vec![Operation::MlpUp] };
     let placed = |step| Placed { step, layer: 0, joined_after: 0 };
@@ -29,17 +29,17 @@ pub fn programs(stages: u32) -> Programs {
 }
 
 /// One of the numbers.
-pub struct Scalar {
+pub(crate) struct Scalar {
     blocks: Vec<Block>,
     last: bool,
     /// Both ends share one weight.
-    tied: bool,
+    pub(crate) tied: bool,
     /// The gradient that each microbatch makes, whatever its numbers.
-    pub fixed: Option<f32>,
+    pub(crate) fixed: Option<f32>,
     /// Run before each forward.
-    pub before: Box<dyn Fn() + Send>,
+    pub(crate) before: Box<dyn Fn() + Send>,
     /// What the loss is multiplied by.
-    pub spoil: f64,
+    pub(crate) spoil: f64,
     passes: BTreeMap<Microbatch, Pass>,
 }
 
@@ -51,15 +51,11 @@ struct Pass {
 }
 
 impl Scalar {
-    pub fn new(name: &str, value: f32, last: bool, device: &Device) -> Self {
+    pub(crate) fn new(name: &str, value: f32, last: bool, device: &Device) -> Self {
         let held = Held { shard: Shard::whole(name, [1]), copies: Copies::All, summed: false };
         let parameter = Parameter::new(vec![1], vec![held], vec![value], device);
         let blocks = vec![Block { kind: BlockKind::Layer, layer: 0, parameters: vec![parameter] }];
         Self { blocks, last, tied: false, fixed: None, before: Box::new(|| {}), spoil: 1.0, passes: BTreeMap::new() }
-    }
-
-    pub fn tied(self) -> Self {
-        Self { tied: true, ..self }
     }
 
     fn w(&self) -> f64 {
