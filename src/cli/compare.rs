@@ -153,7 +153,7 @@ mod measured {
             }
             None => None,
         };
-        let mut profiler = Profiler::new(&job, &loaded.plans);
+        let mut profiler = Profiler::new(loaded, &job, &loaded.plans)?;
         let abstract_sizes = |plan: &Plan| Workload::abstract_stages(plan.placement().stages());
         let schedules =
             loaded.plans.iter().map(|plan| sound(plan, &abstract_sizes(plan))).collect::<Result<Vec<_>, _>>()?;

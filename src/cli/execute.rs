@@ -251,14 +251,24 @@ pub(crate) struct Profiler<'a> {
 }
 
 impl<'a> Profiler<'a> {
-    pub(crate) fn new(job: &'a Job, plans: &'a [Plan]) -> Self {
+    /// A profile measures stages by themselves, so a plan that shares a stage over devices is refused.
+    pub(crate) fn new(loaded: &Loaded, job: &'a Job, plans: &'a [Plan]) -> Result<Self, Failure> {
+        if let Some(plan) = plans.iter().find(|plan| plan.mesh.devices() != u64::from(plan.ranks())) {
+            let (devices, ranks) = (plan.mesh.devices(), plan.ranks());
+            let message = format!(
+                "{} shares its {ranks} pipeline ranks over {devices} devices, and a profile measures one device a rank",
+                plan.name
+            );
+            let help = "`run` and `verify` execute it; on a cluster `simulate` predicts it";
+            return Err(loaded.fault("parallel", "execute::profile", message, help));
+        }
         let mut layouts: Vec<(&Plan, Samples)> = Vec::new();
         for plan in plans {
             if layouts.iter().all(|(known, _)| known.layers != plan.layers) {
                 layouts.push((plan, Samples::default()));
             }
         }
-        Self { job, plans, layouts }
+        Ok(Self { job, plans, layouts })
     }
 
     /// Measures every layout for `rounds` rounds.

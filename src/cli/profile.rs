@@ -13,7 +13,7 @@ const ROUNDS: u32 = 10;
 pub(crate) fn run(args: &ProfileArgs) -> Result<u8, Failure> {
     let loaded = load::load(&args.source.file, &args.source.schedule)?;
     let job = Job::of(&loaded, &args.execute)?;
-    let mut profiler = Profiler::new(&job, &loaded.plans);
+    let mut profiler = Profiler::new(&loaded, &job, &loaded.plans)?;
     profiler.turn(ROUNDS)?;
     let costs = profiler.table()?;
     write(&costs, &args.output)?;
