@@ -109,7 +109,15 @@ impl Engine {
         let tasks = schedule.len();
         let graph = schedule.graph();
         let queues = schedule.ranks() * Lane::queues(TaskId::at(schedule.ranks()).0);
-        let together = schedule.together(semantics);
+        let mut compound = false;
+        let mut is_compute = |task: &Task| {
+            compound |= task.group.is_some();
+            task.lane == Lane::Compute
+        };
+        let is_compute = schedule.tasks().map(|(_, task)| is_compute(task)).collect();
+        // Under eager sends only the parts of compound actions happen together.
+        let together = (compound || semantics != Semantics::Eager).then(|| schedule.together(semantics));
+        let joined = |a: usize, b: usize| together.as_ref().is_some_and(|together| together[a] == together[b]);
         let mut engine = Self {
             tasks,
             order: order.iter().map(|id| id.0).collect(),
@@ -118,9 +126,9 @@ impl Engine {
             // Pages of it that no transfer stands on are never touched.
             latency: vec![0.0; tasks],
             duration: vec![0.0; tasks],
-            sets: sets(schedule, order, &together),
+            sets: together.as_ref().map_or_else(Vec::new, |together| sets(schedule, order, together)),
             lane_tails: vec![None; queues],
-            is_compute: schedule.tasks().map(|(_, t)| t.lane == Lane::Compute).collect(),
+            is_compute,
         };
         engine.start.push(0);
         for (id, _) in schedule.tasks() {
@@ -132,7 +140,7 @@ impl Engine {
                 let from = edge.source().index();
                 let transferred = match edge.weight() {
                     Dep::Program => continue,
-                    Dep::Transfer if together[from] == together[id.index()] => continue,
+                    Dep::Transfer if joined(from, id.index()) => continue,
                     Dep::Transfer => true,
                     Dep::Data | Dep::Weight => false,
                 };

@@ -18,6 +18,9 @@ Examples:
   pipewright simulate scenarios/02-four-schedules.json --plot out/four.svg
   pipewright explain scenarios/03-slow-links.json --schedule 1f1b
   pipewright show scenarios/02-four-schedules.json --schedule 1f1b --csv
+  pipewright plan scenarios/bloom-176b.json            is it legal, and what does it come to?
+  pipewright simulate scenarios/llama-3-70b.json --fits
+  pipewright report scenarios/bloom-176b.json          where the time of a step goes, what each link carries
   pipewright list                                      the schedules, with papers and formulas
 
 Exit codes: 0 fine; 1 the answer is no; 2 wrong usage or scenario; 3 execution failed; 70 a bug in pipewright."

@@ -8,6 +8,7 @@ use pipewright::ir::memory::{self, RankMemory};
 use pipewright::ir::plan::Plan;
 use pipewright::ir::segments::{Cut, Programs};
 use pipewright::ir::spec::Semantics;
+use pipewright::report::explanation::wrapped;
 use pipewright::report::json::FitsRow;
 use pipewright::sim::Options;
 
@@ -64,7 +65,7 @@ pub(crate) fn text(loaded: &Loaded, answers: &[Option<FitsRow>]) -> String {
             continue;
         };
         text.push_str(&format!("\n{}: {}\n", plan.name, answer.answer));
-        for line in answer.why.lines() {
+        for line in wrapped(&answer.why).lines() {
             text.push_str(&format!("  {line}\n"));
         }
         if !answer.fits {

@@ -67,7 +67,7 @@ fn stack(title: &str, blocks: &[Block<'_, '_>]) -> Picture {
     let mut canvas = Canvas::new();
     let head = legend::head(&mut canvas, title, "", &[]);
     let runs: Vec<_> = blocks.iter().map(|b| b.run).collect();
-    let mut entries = rows::legend(&runs);
+    let mut entries = rows::legend(&runs, pitch);
     if blocks.len() > 1 {
         entries.push(Entry { colours: vec![SOONER], word: "where the shortest ends".to_owned(), line: true });
     }

@@ -238,7 +238,7 @@ fn signed_percent(share: f64) -> String {
 }
 
 /// Lines of at most 80 characters, broken at blanks.
-fn wrapped(text: &str) -> String {
+pub fn wrapped(text: &str) -> String {
     let (mut lines, mut length) = (String::new(), 0);
     for word in text.split_whitespace() {
         let width = word.chars().count();

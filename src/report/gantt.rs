@@ -33,7 +33,7 @@ pub fn gantt(run: &Run<'_>) -> Picture {
     lines.extend(run.note.clone());
     let mut canvas = Canvas::new();
     let head = legend::head(&mut canvas, run.name, &run.shape(), &lines);
-    let legend = legend::draw(&mut canvas, MARGIN, head + 14.0, &rows::legend(&[run]));
+    let legend = legend::draw(&mut canvas, MARGIN, head + 14.0, &rows::legend(&[run], pitch));
     let frame = Frame { axis, top: legend + 42.0, pitch, stripe: rows::stripe(ranks, axis.width) };
     let bottom = frame.bottom(ranks);
     rows::draw(&mut canvas, run, &facts, &frame);

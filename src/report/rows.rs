@@ -43,7 +43,7 @@ impl Frame {
         let (top, bottom) =
             (self.top + rank as f64 * self.pitch + gap / 2.0, self.top + (rank + 1) as f64 * self.pitch);
         let bottom = bottom - gap / 2.0;
-        let strip = if messages && self.pitch >= 14.0 { ((bottom - top) * 0.26).clamp(4.0, 8.0) } else { 0.0 };
+        let strip = if messages && self.pitch >= STRIP_ROOM { ((bottom - top) * 0.26).clamp(4.0, 8.0) } else { 0.0 };
         ((top, bottom - strip), (bottom - strip, bottom))
     }
 
@@ -173,8 +173,12 @@ fn messages_take_time(run: &Run<'_>) -> bool {
         .any(|op| occurs(run, op))
 }
 
-/// The legend of one or more runs: what occurs in them.
-pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
+/// Least height of a row with a strip for its messages [px].
+const STRIP_ROOM: f64 = 14.0;
+
+/// The legend of one or more runs with rows of `pitch` pixels: what can be seen in them.
+pub(super) fn legend(runs: &[&Run<'_>], pitch: f64) -> Vec<Entry> {
+    let strips = pitch >= STRIP_ROOM;
     let chunks = runs.iter().map(|run| shades(run)).max().unwrap_or(1);
     let words = [
         (Op::Forward, "F forward"),
@@ -191,13 +195,14 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
         (Op::GatherParam, "weights gathered"),
     ];
     let mut entries = Vec::new();
-    for (op, word) in words.into_iter().filter(|(op, _)| runs.iter().any(|run| occurs(run, *op))) {
+    let visible = |op: Op| (strips || Lane::of(op) == Lane::Compute) && runs.iter().any(|run| occurs(run, op));
+    for (op, word) in words.into_iter().filter(|(op, _)| visible(*op)) {
         let shades = if op.is_compute() { chunks } else { 1 };
         let colours = (0..shades).map(|c| colour::shade(colour::of_op(op), c, shades)).collect();
-        entries.push(Entry { colours, word: word.to_owned(), line: false });
+        add(&mut entries, Entry { colours, word: word.to_owned(), line: false });
     }
-    for (axis, word) in AXES.into_iter().filter(|(axis, _)| runs.iter().any(|run| on_axis(run, *axis))) {
-        entries.push(Entry::area(colour::of_part(Part::Exposed(axis)), word));
+    for (axis, word) in AXES.into_iter().filter(|(axis, _)| strips && runs.iter().any(|run| on_axis(run, *axis))) {
+        add(&mut entries, Entry::area(colour::of_part(Part::Exposed(axis)), word));
     }
     entries.push(Entry::area(IDLE, "idle"));
     let mut words = Vec::new();
@@ -209,6 +214,14 @@ pub(super) fn legend(runs: &[&Run<'_>]) -> Vec<Entry> {
     }
     entries.extend(words.into_iter().map(|word| Entry { colours: Vec::new(), word, line: false }));
     entries
+}
+
+/// Adds an entry; what has the colour of another shares its patch.
+fn add(entries: &mut Vec<Entry>, entry: Entry) {
+    match entries.iter_mut().find(|known| known.colours == entry.colours) {
+        Some(known) => known.word = format!("{}, {}", known.word, entry.word),
+        None => entries.push(entry),
+    }
 }
 
 /// Axes whose messages are steps of a stage's work.

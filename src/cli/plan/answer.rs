@@ -15,17 +15,25 @@ pub(super) struct Answer {
     schema_version: u32,
     ok: bool,
     pub(super) scenario: String,
+    /// That of the first schedule.
+    #[serde(flatten)]
+    pub(super) setting: Setting,
+    pub(super) schedules: Vec<ScheduleRow>,
+    warnings: Vec<String>,
+}
+
+/// Everything of a plan but its schedule.
+#[derive(PartialEq, Serialize)]
+pub(super) struct Setting {
     pub(super) cluster: Option<ClusterRow>,
     pub(super) mesh: MeshRow,
     /// The groups of devices that messages are exchanged in; kinds of one device a group are left out.
     pub(super) groups: Vec<GroupRow>,
     pub(super) batch: BatchRow,
     pub(super) training: TrainingRow,
-    pub(super) schedules: Vec<ScheduleRow>,
-    warnings: Vec<String>,
 }
 
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 pub(super) struct ClusterRow {
     pub(super) name: String,
     pub(super) nodes: u32,
@@ -42,7 +50,7 @@ pub(super) struct ClusterRow {
     stack: String,
 }
 
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 pub(super) struct MeshRow {
     pub(super) devices: u64,
     /// Axes of the mesh, innermost first.
@@ -51,7 +59,7 @@ pub(super) struct MeshRow {
     pub(super) sizes: BTreeMap<&'static str, u32>,
 }
 
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 pub(super) struct GroupRow {
     /// An axis; `dp-cp` reduces gradients, `edp` those of experts.
     pub(super) group: &'static str,
@@ -66,7 +74,7 @@ pub(super) struct GroupRow {
     pub(super) nodes: Option<u64>,
 }
 
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 pub(super) struct BatchRow {
     pub(super) global_batch_size: u64,
     pub(super) micro_batch_size: u32,
@@ -77,7 +85,7 @@ pub(super) struct BatchRow {
     pub(super) tokens: u64,
 }
 
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 pub(super) struct TrainingRow {
     pub(super) dtype: &'static str,
     pub(super) gradient_dtype: &'static str,
@@ -101,6 +109,9 @@ pub(super) struct ScheduleRow {
     pub(super) p: u32,
     pub(super) m: u32,
     pub(super) v: u32,
+    /// Where a variant has another than the scenario's first schedule.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) setting: Option<Setting>,
     pub(super) stages: Vec<StageRow>,
 }
 
@@ -126,7 +137,7 @@ const LISTED: usize = 1024;
 impl Answer {
     /// Of a scenario; `None` without a schedule.
     pub(super) fn of(loaded: &Loaded) -> Option<Self> {
-        let Plan { mesh, setup, cluster, batch, .. } = loaded.plans.first()?;
+        let first = loaded.plans.first()?;
         let mut warnings: Vec<String> = Vec::new();
         for warning in loaded.plans.iter().flat_map(|plan| &plan.warnings) {
             if !warnings.contains(warning) {
@@ -137,14 +148,23 @@ impl Answer {
             schema_version: 1,
             ok: true,
             scenario: loaded.scenario.name.clone(),
+            setting: Setting::of(first),
+            schedules: loaded.plans.iter().map(|plan| schedule_row(plan, first)).collect(),
+            warnings,
+        })
+    }
+}
+
+impl Setting {
+    fn of(plan: &Plan) -> Self {
+        let Plan { mesh, setup, cluster, batch, .. } = plan;
+        Self {
             cluster: cluster.as_ref().map(cluster_row),
             mesh: mesh_row(mesh),
             groups: groups(mesh, cluster.as_ref()),
             batch: batch_row(batch, mesh),
             training: training_row(setup),
-            schedules: loaded.plans.iter().map(schedule_row).collect(),
-            warnings,
-        })
+        }
     }
 }
 
@@ -229,7 +249,7 @@ fn training_row(setup: &Setup) -> TrainingRow {
     }
 }
 
-fn schedule_row(plan: &Plan) -> ScheduleRow {
+fn schedule_row(plan: &Plan, first: &Plan) -> ScheduleRow {
     let placement = plan.placement();
     let row = |stage: Stage| {
         let part = plan.part(stage);
@@ -251,6 +271,7 @@ fn schedule_row(plan: &Plan) -> ScheduleRow {
         p: plan.ranks(),
         m: plan.batch.microbatches,
         v: plan.chunks,
+        setting: Some(Setting::of(plan)).filter(|setting| *setting != Setting::of(first)),
         stages: (0..placement.stages()).map(|s| row(Stage::new(s))).collect(),
     }
 }

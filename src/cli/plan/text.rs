@@ -1,22 +1,40 @@
 //! What `plan` answers, for people.
 
-use super::answer::{Answer, BatchRow, ClusterRow, GroupRow, MeshRow, ScheduleRow, StageRow, TrainingRow};
+use super::answer::{Answer, BatchRow, ClusterRow, GroupRow, MeshRow, ScheduleRow, Setting, StageRow, TrainingRow};
 use pipewright::report::table::table;
 
 pub(super) fn text(answer: &Answer) -> String {
-    let mut text = format!("{}: {}\n", answer.scenario, mesh(&answer.mesh));
-    if let Some(row) = &answer.cluster {
-        text.push_str(&format!("cluster: {}\n", cluster(row)));
-    }
-    text.push_str(&format!("batch: {}\n", batch(&answer.batch)));
-    text.push_str(&format!("training: {}\n", training(&answer.training)));
-    if !answer.groups.is_empty() {
-        text.push_str(&groups(&answer.groups, answer.cluster.is_some()));
-    }
+    let mut text = format!("{}: ", answer.scenario);
+    setting(&mut text, &answer.setting, None);
     for row in &answer.schedules {
+        match &row.setting {
+            Some(own) => {
+                text.push_str(&format!("\n{}: ", row.schedule));
+                setting(&mut text, own, Some(&answer.setting));
+            }
+            None if answer.schedules.iter().any(|row| row.setting.is_some()) => text.push('\n'),
+            None => {}
+        }
         text.push_str(&schedule(row));
     }
     text
+}
+
+/// The devices, and whatever else differs from the scenario's first schedule.
+fn setting(text: &mut String, row: &Setting, first: Option<&Setting>) {
+    text.push_str(&format!("{}\n", mesh(&row.mesh)));
+    if let Some(own) = row.cluster.as_ref().filter(|_| first.is_none_or(|first| first.cluster != row.cluster)) {
+        text.push_str(&format!("cluster: {}\n", cluster(own)));
+    }
+    if first.is_none_or(|first| first.batch != row.batch) {
+        text.push_str(&format!("batch: {}\n", batch(&row.batch)));
+    }
+    if first.is_none_or(|first| first.training != row.training) {
+        text.push_str(&format!("training: {}\n", training(&row.training)));
+    }
+    if !row.groups.is_empty() && first.is_none_or(|first| first.groups != row.groups) {
+        text.push_str(&groups(&row.groups, row.cluster.is_some()));
+    }
 }
 
 fn mesh(row: &MeshRow) -> String {
