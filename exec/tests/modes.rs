@@ -7,7 +7,6 @@ use support::{GPT, LLAMA, compare, plan};
 fn assert_lossless(model: &str, parallel: &str, training: &str, schedule: &str) {
     let plan = plan(model, parallel, training, schedule);
     let found = compare(&plan, OptimizerConfig::adamw(1e-3), 3);
-    println!("{parallel} | {training} | {schedule}: {found:?}");
     assert!(found.ok(), "{parallel} | {training} | {schedule}: {found:?}");
 }
 
@@ -103,17 +102,43 @@ fn dropout() {
     assert_lossless(GPT, r#""context_parallel_size": 2, "sequence_parallel": "ulysses""#, training, r#""1f1b""#);
 }
 
+/// Several axes at once, with every kind of sequence parallelism.
 #[test]
-fn dump() {
-    let plan = plan(
-        GPT,
-        r#""context_parallel_size": 2, "sequence_parallel": "ring""#,
-        r#""num_microbatches": 1"#,
-        r#""1f1b""#,
-    );
-    let programs = plan.programs().unwrap();
-    for (i, p) in programs.stages[0].forward.iter().enumerate().take(12) {
-        let ops: Vec<_> = programs.parts(p.step).map(|s| (s.phase, s.operations.clone(), s.collective())).collect();
-        println!("{i} {p:?} {ops:?}");
+fn everything_at_once() {
+    let all = r#""pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2, "context_parallel_size": 2, "data_parallel_size": 2"#;
+    let training = r#""num_microbatches": 2, "clip_grad": 0.5, "dropout": true, "overlap_grad_reduce": true"#;
+    for kind in ["ring", "ulysses"] {
+        for zero in [0, 1, 3] {
+            let parallel = format!(r#"{all}, "sequence_parallel": "{kind}", "zero_stage": {zero}"#);
+            assert_lossless(LLAMA, &parallel, training, r#""1f1b""#);
+        }
+    }
+    assert_lossless(GPT, &format!(r#"{all}, "sequence_parallel": "ring""#), training, r#""zb-h1""#);
+}
+
+/// A vocabulary that the ranks do not share evenly, more ranks than key-value heads, a tied head on another stage.
+#[test]
+fn what_does_not_divide() {
+    let odd = GPT.replace(r#""vocab_size": 256"#, r#""vocab_size": 259"#);
+    assert_lossless(&odd, r#""tensor_model_parallel_size": 4"#, r#""num_microbatches": 2"#, r#""1f1b""#);
+    let one_group = LLAMA.replace(r#""num_query_groups": 2"#, r#""num_query_groups": 1"#);
+    let parallel = r#""tensor_model_parallel_size": 4, "data_parallel_size": 2, "zero_stage": 1"#;
+    assert_lossless(&one_group, parallel, r#""num_microbatches": 2"#, r#""1f1b""#);
+    let tied = GPT
+        .replace(r#""untie_embeddings_and_output_weights": true"#, r#""untie_embeddings_and_output_weights": false"#);
+    for zero in 0..4 {
+        let parallel = format!(
+            r#""pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2, "data_parallel_size": 2, "zero_stage": {zero}"#
+        );
+        assert_lossless(&tied, &parallel, r#""num_microbatches": 2, "clip_grad": 0.5"#, r#""1f1b""#);
+    }
+}
+
+/// Slices of sequences on tensor-parallel ranks.
+#[test]
+fn slices() {
+    let parallel = r#""pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2"#;
+    for model in [GPT, LLAMA] {
+        assert_lossless(model, parallel, r#""num_microbatches": 2"#, r#""seq1f1b""#);
     }
 }
