@@ -592,11 +592,11 @@ mod execution {
 
     #[test]
     fn what_cannot_be_executed_is_refused_with_its_knob() {
-        let scenario = tiny("data/alice.txt", "\"1f1b\"")
-            .replace("_parallel_size\": 2", "_parallel_size\": 2, \"data_parallel_size\": 2");
+        let scenario =
+            tiny("data/alice.txt", "\"1f1b\"").replace("\"seq_length\"", "\"dtype\": \"bf16\", \"seq_length\"");
         let output = with_scenario(&["run", "-"], &scenario);
         assert_eq!(output.status.code(), Some(2));
-        assert!(stderr(&output).contains("data parallelism cannot be executed"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("16-bit training cannot be executed"), "{}", stderr(&output));
         // No GPU here, or no CUDA in this build: a clear error and exit code 3.
         let output = with_scenario(&["run", "-", "--device", "cuda"], &tiny("data/alice.txt", "\"1f1b\""));
         assert_eq!(output.status.code(), Some(3));
