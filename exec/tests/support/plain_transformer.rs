@@ -43,7 +43,7 @@ pub(crate) fn loss_and_gradients(
     let loss = log_softmax(logits, 1).gather(1, targets).mean().neg();
     let gradients = loss.backward();
     let of = |(name, leaf): (&String, &Tensor<1>)| {
-        let gradient = leaf.grad(&gradients).unwrap_or_else(|| panic!("{name} is not used"));
+        let gradient = leaf.grad(&gradients).ok_or_else(|| format!("{name} is not used")).unwrap();
         (name.clone(), gradient.into_data().iter::<f64>().collect())
     };
     (loss.into_scalar::<f64>(), leaves.iter().map(of).collect())
@@ -71,7 +71,7 @@ struct Model<'a> {
 
 impl Model<'_> {
     fn vector(&self, name: &str) -> Tensor<1> {
-        self.leaves.get(name).unwrap_or_else(|| panic!("there is no {name}")).clone()
+        self.leaves.get(name).ok_or_else(|| format!("there is no {name}")).unwrap().clone()
     }
 
     /// A vector as one row.
