@@ -349,6 +349,24 @@ fn a6_bloom_has_128_microbatches_and_72_units_over_12_stages() {
     assert_eq!(balanced[11]["layers"], json!([66, 70]), "a head of 250,880 tokens weighs as much as 1.4 layers");
 }
 
+/// A variant has devices, groups and switches of its own; what it shares with the first is not said again.
+#[test]
+fn every_variant_is_planned_with_its_own_devices() {
+    let mut parts = bloom();
+    parts["variants"] = json!([
+        { "name": "as it is", "set": {} },
+        { "name": "tp 8", "set": { "parallel.tensor_model_parallel_size": 8, "parallel.data_parallel_size": 4 } },
+    ]);
+    let answer = accepted(&parts);
+    let [first, second] = &answer["schedules"].as_array().unwrap()[..] else { panic!("two variants") };
+    assert_eq!((&answer["mesh"]["sizes"]["tp"], first.get("mesh")), (&json!(4), None));
+    assert_eq!((&second["mesh"]["sizes"]["tp"], &second["groups"][1]["size"]), (&json!(8), &json!(4)));
+    let text = String::from_utf8(run(&["plan", "-"], &scenario(&parts)).stdout).unwrap();
+    assert!(text.contains("\ntp 8: 384 devices = tp 8 x cp 1 x dp 4 x pp 12, innermost first\n"), "{text}");
+    assert_eq!(text.matches("training: ").count(), 1, "{text}");
+    assert_eq!(text.matches("batch: ").count(), 2, "{text}");
+}
+
 #[test]
 fn plan_prints_what_people_need() {
     let output = run(&["plan", "-"], &scenario(&bloom()));
