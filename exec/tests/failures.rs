@@ -1,5 +1,5 @@
 //! A worker that fails ends the run for all, at once, with an error that names rank, task and reason.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed, and one fault is a panic")]
 
 #[path = "support/scalar.rs"]
 mod scalar;
@@ -69,7 +69,7 @@ fn fail_at(at: Stage, order: &PipelineOrder, fault: Fault, timeout: Duration) ->
         let mut scalar = Scalar::new(&stage.to_string(), 1.0, schedule.placement().is_last(stage), device);
         match fault {
             _ if stage != at => {}
-            Fault::Panic => scalar.before = Box::new(|| std::panic::panic_any("on purpose")),
+            Fault::Panic => scalar.before = Box::new(|| panic!("on purpose")),
             Fault::Stall => scalar.before = Box::new(|| std::thread::sleep(Duration::from_secs(3))),
             _ => scalar.spoil = f64::NAN,
         }
