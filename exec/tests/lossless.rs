@@ -1,8 +1,6 @@
 //! Writes down what docs/lossless.md must say: how far each way of splitting the work is from one device.
 //!
 //! `PIPEWRIGHT_WRITE=1 cargo test --release -p pipewright-exec --test lossless` writes the page.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 mod support;
 
 use pipewright_exec::optimizer::OptimizerConfig;

@@ -2,11 +2,14 @@
 mod support;
 
 use pipewright_exec::optimizer::OptimizerConfig;
-use support::{GPT, LLAMA, compare, plan};
+use pipewright_exec::verify;
+use support::{GPT, LLAMA, plan, reference, run};
 
 fn assert_lossless(model: &str, parallel: &str, training: &str, schedule: &str) {
     let plan = plan(model, parallel, training, schedule);
-    let found = compare(&plan, OptimizerConfig::adamw(1e-3), 3);
+    let optimizer = OptimizerConfig::adamw(1e-3);
+    let run = run(&plan, optimizer, 3);
+    let found = verify::compare(&run, &reference(&plan, optimizer, 3, &run), &optimizer);
     assert!(found.ok(), "{parallel} | {training} | {schedule}: {found:?}");
 }
 

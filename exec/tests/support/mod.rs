@@ -7,7 +7,6 @@ use pipewright_exec::optimizer::OptimizerConfig;
 use pipewright_exec::reference::{self, Reference};
 use pipewright_exec::run::{self, Job, Run, RunOptions};
 use pipewright_exec::transformer::{StageSpec, Transformer};
-use pipewright_exec::verify::{self, Comparison};
 use pipewright_exec::worker::TextBatches;
 use pipewright_ir::ids::Stage;
 use pipewright_ir::mesh::Mesh;
@@ -89,11 +88,4 @@ pub(crate) fn reference(plan: &Plan, optimizer: OptimizerConfig, steps: u64, aft
     let microbatches = plan.batch.microbatches * plan.batch.rounds * plan.mesh.data;
     let options = reference::Options { microbatches, steps, optimizer, clip_grad: plan.setup.clip_grad, keep: steps };
     reference::follow(module, &programs, &device, &batches(plan), &options, &after.parameters, &mut |_, _| {}).unwrap()
-}
-
-/// A plan against one device.
-pub(crate) fn compare(plan: &Plan, optimizer: OptimizerConfig, steps: u64) -> Comparison {
-    let run = run(plan, optimizer, steps);
-    let reference = reference(plan, optimizer, steps, &run);
-    verify::compare(&run, &reference, &optimizer)
 }
