@@ -1,6 +1,6 @@
 //! The operations of a transformer, forward and backward, as functions of plain tensors.
 //!
-//! Each has a fast way for fp32 on burn's CPU backend, one or two passes over memory ([`cpu`]), and one in burn's own
+//! Each has a fast way for fp32 on burn's CPU backend, one or two passes over memory (`cpu.rs`), and one in burn's own
 //! operations for every other device and format.
 //!
 //! One law: no function knows of ranks, microbatches or schedules; the order of its additions depends on shapes alone.

@@ -181,7 +181,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`WeightsError::NoTensor`], [`WeightsError::Shape`], [`WeightsError::NotInFile`], [`WeightsError::Shard`],
-    /// [`TensorFileError::Dtype`].
+    /// `TensorFileError::Dtype`.
     pub fn read(&self, shard: &Shard) -> Result<Vec<f32>, WeightsError> {
         shard.check()?;
         let mut names = names::variants(&shard.name);
