@@ -132,6 +132,10 @@ fn layout(facts: &Facts<'_>, warnings: &mut Vec<String>) {
 fn not_predicted(facts: &Facts<'_>, warnings: &mut Vec<String>) {
     let scenario = facts.scenario;
     let costs = scenario.costs.as_ref().map(|costs| costs.model);
+    // What is executed is all of it.
+    if scenario.execute.is_some() {
+        return;
+    }
     if facts.cluster.is_some() && costs.is_none_or(|model| model == CostModelName::Analytic) {
         return;
     }
