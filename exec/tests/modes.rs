@@ -145,3 +145,39 @@ fn slices() {
         assert_lossless(model, parallel, r#""num_microbatches": 2"#, r#""seq1f1b""#);
     }
 }
+
+/// Megatron's sequence parallelism on the tensor-parallel ranks, another kind on the context-parallel ones.
+#[test]
+fn two_kinds_of_sequence_parallelism() {
+    for kind in ["ring", "ulysses"] {
+        let parallel = format!(
+            r#""tensor_model_parallel_size": 2, "context_parallel_size": 2, "sequence_parallel": ["{kind}", "megatron"]"#
+        );
+        for model in [GPT, LLAMA] {
+            assert_lossless(model, &parallel, r#""num_microbatches": 2, "dropout": true"#, r#""1f1b""#);
+        }
+    }
+}
+
+#[test]
+fn recompute_by_stage() {
+    let parallel = r#""pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2"#;
+    for attention in ["standard", "flash"] {
+        let training =
+            format!(r#""num_microbatches": 4, "recompute": ["full", "selective"], "attention": "{attention}""#);
+        for model in [GPT, LLAMA] {
+            assert_lossless(model, parallel, &training, r#""zb-h1""#);
+        }
+    }
+}
+
+#[test]
+fn other_schedules_on_every_axis() {
+    let parallel = r#""pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2, "data_parallel_size": 2"#;
+    let interleaved = r#"{ "name": "interleaved-1f1b", "virtual_pipeline_model_parallel_size": 2 }"#;
+    for schedule in [r#""gpipe""#, interleaved, r#""zb-v""#, r#""dualpipe""#] {
+        for model in [GPT, LLAMA] {
+            assert_lossless(model, parallel, r#""num_microbatches": 4"#, schedule);
+        }
+    }
+}
