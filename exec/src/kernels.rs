@@ -21,6 +21,7 @@ pub mod norm;
 pub mod optimizer;
 pub mod residual;
 pub mod rope;
+mod vocabulary;
 
 #[cfg(test)]
 mod tests {

@@ -30,11 +30,6 @@ pub fn gradients(blocks: &[Block]) -> Vec<Piece> {
     pieces(blocks, Parameter::final_gradient)
 }
 
-/// A moment of the optimizer of that.
-pub fn moments(blocks: &[Block], which: usize) -> Vec<Piece> {
-    pieces(blocks, |parameter| parameter.moments.get(which).cloned())
-}
-
 fn pieces(blocks: &[Block], of: impl Fn(&Parameter) -> Option<Tensor<1>>) -> Vec<Piece> {
     let mut found = Vec::new();
     for parameter in blocks.iter().flat_map(|block| &block.parameters) {

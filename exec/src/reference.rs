@@ -6,12 +6,12 @@ use crate::error::{RunError, TaskError};
 use crate::optimizer::OptimizerConfig;
 use crate::pieces;
 use crate::run::Named;
-use crate::stage_module::{At, Feed, Output, StageModule};
+use crate::stage_module::{Feed, Output, StageModule, compute};
 use crate::update::{self, Standing};
-use crate::worker::{Batches, block_of};
+use crate::worker::Batches;
 use burn::tensor::Device;
 use pipewright_ir::ids::{Microbatch, Rank};
-use pipewright_ir::segments::{Body, Placed, Programs};
+use pipewright_ir::segments::{Placed, Programs};
 
 /// What the reference gave.
 #[derive(Clone, Debug, Default)]
@@ -152,23 +152,7 @@ pub(crate) fn walk<M: StageModule>(
     list: &[Placed],
     microbatch: Microbatch,
 ) -> Result<(), TaskError> {
-    for placed in list {
-        let step = programs.step(placed.step).ok_or(TaskError::Missing("a step of a program"))?;
-        let parts = match &step.body {
-            Body::Run(parts) => {
-                parts.iter().map(|part| (part.step, placed.layer.saturating_add_signed(part.layers))).collect()
-            }
-            _ => vec![(placed.step, placed.layer)],
-        };
-        for (step, layer) in parts {
-            let step = programs.step(step).ok_or(TaskError::Missing("a step of a run"))?;
-            for operation in &step.operations {
-                let at = At { microbatch, phase: step.phase, block: block_of(*operation), layer };
-                module.compute(at, *operation)?;
-            }
-        }
-    }
-    Ok(())
+    list.iter().try_for_each(|placed| compute(module, programs, placed.step, placed.layer, microbatch))
 }
 
 /// Puts the numbers of `named` in the place of the parameters.

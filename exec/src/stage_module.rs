@@ -12,7 +12,7 @@ use crate::error::TaskError;
 use crate::parameter::Block;
 use burn::tensor::Tensor;
 use pipewright_ir::ids::Microbatch;
-use pipewright_ir::segments::{BlockKind, Operand, Operation, Phase};
+use pipewright_ir::segments::{Operand, Operation, Phase, Programs};
 use std::ops::Range;
 
 /// What a forward starts from.
@@ -51,8 +51,6 @@ pub struct At {
     pub microbatch: Microbatch,
     /// The part of its work.
     pub phase: Phase,
-    /// The kind of block.
-    pub block: BlockKind,
     /// The layer.
     pub layer: u32,
 }
@@ -122,4 +120,21 @@ pub trait StageModule: Send {
 
     /// Where the weight stands that the embedding and the head share, if this stage has it: which block, which parameter.
     fn tied(&self) -> Option<(usize, usize)>;
+}
+
+/// Computes step `index` of a table, all parts of a run; the first is of `layer`.
+pub(crate) fn compute<M: StageModule>(
+    module: &mut M,
+    programs: &Programs,
+    index: u32,
+    layer: u32,
+    microbatch: Microbatch,
+) -> Result<(), TaskError> {
+    programs.step(index).ok_or(TaskError::Missing("a step of a program"))?;
+    for (step, layer) in programs.parts_of(index, layer) {
+        for operation in &step.operations {
+            module.compute(At { microbatch, phase: step.phase, layer }, *operation)?;
+        }
+    }
+    Ok(())
 }

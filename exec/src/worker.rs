@@ -7,8 +7,6 @@ mod actions;
 mod messages;
 mod step_end;
 
-pub(crate) use actions::block_of;
-
 use crate::collectives::Posted;
 use crate::data::TextData;
 use crate::error::TaskError;
@@ -140,8 +138,6 @@ pub(crate) struct Worker<'a, M: StageModule, T: Transport, B: Batches + ?Sized> 
     transport: T,
     pub(crate) stages: BTreeMap<Stage, M>,
     step: u64,
-    /// Optimizer steps before this run.
-    pub(crate) steps_before: u64,
     reductions: Vec<Reduction>,
     on_their_way: Vec<OnItsWay>,
     /// ZeRO-3: scattered gradients that nothing but the end of the step waits for.
@@ -185,7 +181,6 @@ impl<'a, M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'a, M, T, B> 
             transport,
             stages,
             step: 0,
-            steps_before: 0,
             reductions: Vec::new(),
             on_their_way: Vec::new(),
             scattered: Vec::new(),

@@ -10,6 +10,7 @@ mod add_optimizer_step;
 mod add_send_recv;
 mod add_tensor_reduction;
 mod add_tied_reduction;
+mod behind_backward;
 
 pub use accumulate::accumulate;
 pub use add_data_reduction::{add_data_reduction, add_parameter_gather};

@@ -97,16 +97,24 @@ impl Sight<'_> {
     }
 }
 
-/// Attention of `queries` over one block of keys and values.
-pub fn forward(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Attended {
-    cpu::forward(queries, keys, values, shape, sight)
-        .unwrap_or_else(|| plain::forward(queries, keys, values, shape, sight))
+/// What an attention reads: queries `[B Sq, A D]` and one block of keys and values `[B Sk, G D]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a> {
+    /// Queries.
+    pub queries: &'a Tensor<2>,
+    /// Keys.
+    pub keys: &'a Tensor<2>,
+    /// Values.
+    pub values: &'a Tensor<2>,
+    /// Sizes.
+    pub shape: AttentionShape,
+    /// What stands where.
+    pub sight: Sight<'a>,
+}
+
+/// Attention of the queries over the keys and values.
+pub fn forward(operands: &Operands<'_>) -> Attended {
+    cpu::forward(operands).unwrap_or_else(|| plain::forward(operands))
 }
 
 /// Attention over two sets of keys, from that over each (Liu et al. 2023).
@@ -115,43 +123,19 @@ pub fn merge(one: Attended, other: Attended, shape: &AttentionShape) -> Attended
 }
 
 /// The gradients, from that of the output. Right for one block of keys and values too, where `attended` is of all of them.
-pub fn backward(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    attended: &Attended,
-    gradient: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Gradients {
-    cpu::backward(queries, keys, values, attended, gradient, shape, sight)
-        .unwrap_or_else(|| plain::backward(queries, keys, values, attended, gradient, shape, sight))
+pub fn backward(operands: &Operands<'_>, attended: &Attended, gradient: &Tensor<2>) -> Gradients {
+    cpu::backward(operands, attended, gradient).unwrap_or_else(|| plain::backward(operands, attended, gradient))
 }
 
 /// Standard attention: the output and the probabilities `[B, A, Sq, Sk]` before dropout.
-pub fn forward_standard(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> (Tensor<2>, Tensor<4>) {
-    cpu::forward_standard(queries, keys, values, shape, sight)
-        .unwrap_or_else(|| plain::forward_standard(queries, keys, values, shape, sight))
+pub fn forward_standard(operands: &Operands<'_>) -> (Tensor<2>, Tensor<4>) {
+    cpu::forward_standard(operands).unwrap_or_else(|| plain::forward_standard(operands))
 }
 
 /// The gradients of standard attention, from its probabilities and the gradient of its output.
-pub fn backward_standard(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    probabilities: &Tensor<4>,
-    gradient: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Gradients {
-    cpu::backward_standard(queries, keys, values, probabilities, gradient, shape, sight)
-        .unwrap_or_else(|| plain::backward_standard(queries, keys, values, probabilities, gradient, shape, sight))
+pub fn backward_standard(operands: &Operands<'_>, probabilities: &Tensor<4>, gradient: &Tensor<2>) -> Gradients {
+    cpu::backward_standard(operands, probabilities, gradient)
+        .unwrap_or_else(|| plain::backward_standard(operands, probabilities, gradient))
 }
 
 #[cfg(test)]

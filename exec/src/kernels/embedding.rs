@@ -3,12 +3,8 @@
 //! One law: a token of another shard gives zeros and takes no gradient, so that the sum over the ranks is the embedding.
 
 use super::cpu::{Rows, Values, edit, is_cpu, make};
-use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
-
-/// Where a token is in a shard of `rows` rows from `first` on.
-fn place(token: u32, first: usize, rows: usize) -> Option<usize> {
-    (token as usize).checked_sub(first).filter(|at| *at < rows)
-}
+use super::vocabulary::{place, places};
+use burn::tensor::{IndexingUpdateOp, Tensor};
 
 /// The rows of `tokens` in a shard `[V, H]` that begins with token `first`: `[N, H]`.
 pub fn forward(table: &Tensor<2>, tokens: &[u32], first: usize) -> Tensor<2> {
@@ -47,21 +43,11 @@ pub fn weight(gradient: &Tensor<2>, tokens: &[u32], first: usize, rows: usize, o
     changed.unwrap_or_else(|onto| onto)
 }
 
-/// The tokens' rows `[N]`, 0 for those of other shards, and `[N, 1]` which are of this one.
-fn places(tokens: &[u32], first: usize, rows: usize, like: &Tensor<2>) -> (Tensor<1, Int>, Tensor<2>) {
-    let places: Vec<Option<usize>> = tokens.iter().map(|token| place(*token, first, rows)).collect();
-    let index: Vec<i32> = places.iter().map(|at| i32::try_from(at.unwrap_or(0)).unwrap_or(0)).collect();
-    let here: Vec<f32> = places.iter().map(|at| f32::from(u8::from(at.is_some()))).collect();
-    let n = tokens.len();
-    let here = Tensor::<2>::from_data(TensorData::new(here, [n, 1]), &like.device()).cast(like.dtype());
-    (Tensor::from_data(TensorData::new(index, [n]), &like.device()), here)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::{assert_close, random, wide};
     use super::*;
-    use burn::tensor::DType;
+    use burn::tensor::{DType, Int};
 
     #[test]
     fn shards_sum_to_the_whole_there_and_back() {

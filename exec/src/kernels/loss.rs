@@ -8,12 +8,8 @@
 
 use super::cpu::{Values, edit, is_cpu, make};
 use super::maths;
-use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
-
-/// Where the target of a row is in a shard of `columns` rows of the vocabulary from `first` on.
-fn place(target: u32, first: usize, columns: usize) -> Option<usize> {
-    (target as usize).checked_sub(first).filter(|at| *at < columns)
-}
+use super::vocabulary::{place, places};
+use burn::tensor::{IndexingUpdateOp, Tensor};
 
 /// The three numbers of each row of logits `[N, V]`, of tokens `first..` of the vocabulary: `[N, 3]` in fp32.
 pub fn statistics(logits: &Tensor<2>, targets: &[u32], first: usize) -> Tensor<2> {
@@ -80,40 +76,30 @@ pub fn backward(logits: Tensor<2>, statistics: &Tensor<2>, targets: &[u32], firs
     changed.unwrap_or_else(|logits| logits)
 }
 
-/// The targets' columns `[N, 1]`, 0 for those of other shards, and which are of this one.
-fn columns(targets: &[u32], first: usize, v: usize, like: &Tensor<2>) -> (Tensor<2, Int>, Tensor<2>) {
-    let places: Vec<Option<usize>> = targets.iter().map(|target| place(*target, first, v)).collect();
-    let index: Vec<i32> = places.iter().map(|at| i32::try_from(at.unwrap_or(0)).unwrap_or(0)).collect();
-    let here: Vec<f32> = places.iter().map(|at| f32::from(u8::from(at.is_some()))).collect();
-    let n = targets.len();
-    let device = like.device();
-    let index = Tensor::<2, Int>::from_data(TensorData::new(index, [n, 1]), &device);
-    (index, Tensor::<2>::from_data(TensorData::new(here, [n, 1]), &device))
-}
-
 fn plain_statistics(logits: &Tensor<2>, targets: &[u32], first: usize) -> Tensor<2> {
     let logits = logits.clone().cast(burn::tensor::DType::F32);
-    let (index, here) = columns(targets, first, logits.dims()[1], &logits);
+    let [n, v] = logits.dims();
+    let (index, here) = places(targets, first, v, &logits);
     let top = logits.clone().max_dim(1);
     let sum = (logits.clone() - top.clone()).exp().sum_dim(1);
-    let target = logits.gather(1, index).mask_fill(here.equal_elem(0.0), f32::NEG_INFINITY);
+    let target = logits.gather(1, index.reshape([n, 1])).mask_fill(here.equal_elem(0.0), f32::NEG_INFINITY);
     Tensor::cat(vec![top, sum, target], 1)
 }
 
 fn plain_backward(logits: Tensor<2>, statistics: &Tensor<2>, targets: &[u32], first: usize, scale: f32) -> Tensor<2> {
     let ([n, v], dtype) = (logits.dims(), logits.dtype());
     let logits = logits.cast(burn::tensor::DType::F32);
-    let (index, here) = columns(targets, first, v, &logits);
+    let (index, here) = places(targets, first, v, &logits);
     let column = |i: usize| statistics.clone().slice([0..n, i..i + 1]);
     let probabilities = (logits - column(0)).exp() / column(1);
-    (probabilities.scatter(1, index, here.neg(), IndexingUpdateOp::Add) * scale).cast(dtype)
+    (probabilities.scatter(1, index.reshape([n, 1]), here.neg(), IndexingUpdateOp::Add) * scale).cast(dtype)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::{assert_close, gradients, random};
     use super::*;
-    use burn::tensor::{Device, activation};
+    use burn::tensor::{Device, Int, TensorData, activation};
 
     fn loss_of(rows: &[&[f32]], target: u32) -> f64 {
         let mut first = 0;

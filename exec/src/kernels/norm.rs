@@ -7,7 +7,7 @@
 
 use super::cpu::{Values, edit, is_cpu, make};
 use super::maths;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// The weights of a norm.
 #[derive(Clone, Copy, Debug)]
@@ -44,10 +44,13 @@ pub fn backward(
     gradient: &Tensor<2>,
     onto: Option<Tensor<2>>,
 ) -> NormGradients {
-    let fast = onto.as_ref().is_none_or(is_cpu);
-    match fast.then(|| fast_backward(x, statistics, weights, gradient, onto.clone())).flatten() {
-        Some(gradients) => gradients,
-        None => plain_backward(x, statistics, weights, gradient, onto),
+    let read = [x, statistics, gradient].map(Values::of);
+    match (read, Values::of(weights.scale), onto.as_ref().is_none_or(is_cpu)) {
+        ([Some(x), Some(statistics), Some(gradient)], Some(scale), true) => {
+            let centred = weights.shift.is_some();
+            fast_backward(&x, &statistics, &scale, centred, &gradient, onto, &weights.scale.device())
+        }
+        _ => plain_backward(x, statistics, weights, gradient, onto),
     }
 }
 
@@ -90,19 +93,19 @@ fn fast_forward(x: &Tensor<2>, weights: &NormWeights<'_>) -> Option<(Tensor<2>, 
 }
 
 fn fast_backward(
-    x: &Tensor<2>,
-    statistics: &Tensor<2>,
-    weights: &NormWeights<'_>,
-    gradient: &Tensor<2>,
+    x: &Values,
+    statistics: &Values,
+    scale: &Values,
+    centred: bool,
+    g: &Values,
     onto: Option<Tensor<2>>,
-) -> Option<NormGradients> {
-    let [n, h] = x.dims();
-    let (x_values, statistics) = (Values::of(x)?, Values::of(statistics)?);
-    let (scale, g) = (Values::of(weights.scale)?, Values::of(gradient)?);
-    let centred = weights.shift.is_some();
+    device: &Device,
+) -> NormGradients {
+    let h = scale.slice().len();
+    let n = statistics.slice().len() / 2;
     let (mut dscale, mut dshift, mut weighted) = (vec![0.0f32; h], vec![0.0f32; h], vec![0.0f32; 2 * h]);
     let rows = |out: &mut [f32]| {
-        let inputs = x_values.slice().chunks_exact(h).zip(g.slice().chunks_exact(h));
+        let inputs = x.slice().chunks_exact(h).zip(g.slice().chunks_exact(h));
         let rows = out.chunks_exact_mut(h).zip(inputs).zip(statistics.slice().chunks_exact(2));
         for ((out, (x, g)), statistics) in rows {
             let (mean, inverse) = (statistics[0], statistics[1]);
@@ -127,11 +130,11 @@ fn fast_backward(
         }
     };
     let input = match onto {
-        Some(onto) => edit(onto, rows).ok()?,
-        None => make([n, h], &x.device(), rows),
+        Some(onto) => edit(onto, rows).unwrap_or_else(|onto| onto),
+        None => make([n, h], device, rows),
     };
-    let vector = |values: Vec<f32>| Tensor::<1>::from_data(burn::tensor::TensorData::new(values, [h]), &x.device());
-    Some(NormGradients { input, scale: vector(dscale), shift: centred.then(|| vector(dshift)) })
+    let vector = |values: Vec<f32>| Tensor::<1>::from_data(TensorData::new(values, [h]), device);
+    NormGradients { input, scale: vector(dscale), shift: centred.then(|| vector(dshift)) }
 }
 
 /// In fp32, whatever the format of `x`.

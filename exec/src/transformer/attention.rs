@@ -9,7 +9,7 @@
 use super::pass::{Pair, SliceCache};
 use super::{Transformer, need};
 use crate::error::TaskError;
-use crate::kernels::attention::{self, Attended, AttentionShape, Sight};
+use crate::kernels::attention::{self, Attended, AttentionShape, Operands, Sight};
 use crate::kernels::{linear, rope};
 use crate::positions::{self, Runs};
 use crate::stage_module::At;
@@ -175,14 +175,14 @@ impl Transformer {
         let drops = standard && self.spec.recompute == Recompute::Selective && at.phase == Phase::Forward;
         let kept = &mut self.kept(at)?.attention;
         let queries = need(kept.queries.as_ref(), "the queries")?;
+        let operands = Operands { queries, keys: &pair.keys, values: &pair.values, shape, sight };
         if standard {
-            let (output, probabilities) =
-                attention::forward_standard(queries, &pair.keys, &pair.values, &shape, &sight);
+            let (output, probabilities) = attention::forward_standard(&operands);
             kept.probabilities = (!drops).then_some(probabilities);
             kept.attended = Some(output);
             return Ok(());
         }
-        let part = attention::forward(queries, &pair.keys, &pair.values, &shape, &sight);
+        let part = attention::forward(&operands);
         let merged = match kept.output.take().filter(|_| block > 0) {
             Some((output, lse)) => attention::merge(Attended { output, lse }, part, &shape),
             None => part,
@@ -202,13 +202,14 @@ impl Transformer {
         let kept = &mut self.kept(at)?.attention;
         let queries = need(kept.queries.clone(), "the queries")?;
         let gradient = need(kept.gradient.clone(), "the gradient of the core's output")?;
+        let operands = Operands { queries: &queries, keys: &pair.keys, values: &pair.values, shape, sight };
         let made = if standard {
             let probabilities = need(kept.probabilities.take(), "the probabilities")?;
-            attention::backward_standard(&queries, &pair.keys, &pair.values, &probabilities, &gradient, &shape, &sight)
+            attention::backward_standard(&operands, &probabilities, &gradient)
         } else {
             let (output, lse) = need(kept.output.clone(), "the output of the core")?;
             let attended = Attended { output, lse };
-            attention::backward(&queries, &pair.keys, &pair.values, &attended, &gradient, &shape, &sight)
+            attention::backward(&operands, &attended, &gradient)
         };
         kept.queries_gradient = Some(match kept.queries_gradient.take() {
             Some(sum) => sum + made.queries,

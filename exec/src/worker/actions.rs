@@ -3,34 +3,13 @@
 use super::{OnItsWay, Worker, place_of, slice_range};
 use crate::collectives;
 use crate::error::TaskError;
-use crate::stage_module::{At, Feed, Output, StageModule};
+use crate::stage_module::{At, Feed, Output, StageModule, compute};
 use crate::transport::{MessageKind, Transport};
 use crate::worker::Batches;
 use pipewright_ir::action::{Action, Op};
 use pipewright_ir::ids::{Microbatch, Stage, TaskId};
-use pipewright_ir::segments::{BlockKind, Body, Operand, Operation, Placed, Site, StageProgram};
+use pipewright_ir::segments::{BlockKind, Body, Operand, Placed};
 use pipewright_ir::task::Task;
-
-/// The block that an operation belongs to.
-pub(crate) fn block_of(operation: Operation) -> BlockKind {
-    match operation {
-        Operation::Embedding | Operation::Norm(Site::Embedding) | Operation::Residual(Site::Embedding) => {
-            BlockKind::Embedding
-        }
-        Operation::Norm(Site::Head) | Operation::Head | Operation::Loss => BlockKind::Head,
-        _ => BlockKind::Layer,
-    }
-}
-
-/// The steps of an action.
-pub(crate) fn list(stage: &StageProgram, op: Op) -> &[Placed] {
-    match op {
-        Op::Forward => &stage.forward,
-        Op::BackwardInput => &stage.input,
-        Op::BackwardWeight => &stage.weight,
-        _ => &stage.backward,
-    }
-}
 
 impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
     /// One step of an action: compute, or a message.
@@ -61,28 +40,12 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
     fn compute(&mut self, id: TaskId, task: &Task, stage: Stage, microbatch: Microbatch) -> Result<(), TaskError> {
         let programs = self.context.programs;
         let index = task.step.program().ok_or(TaskError::Missing("the program of an action"))?;
-        let parts: Vec<(u32, u32)> = match programs.step(index).map(|step| &step.body) {
-            Some(Body::Run(parts)) => {
-                let layer = |layers: i32| task.layers.start.saturating_add_signed(layers);
-                parts.iter().map(|part| (part.step, layer(part.layers))).collect()
-            }
-            _ => vec![(index, task.layers.start)],
-        };
-        let first = parts.first().and_then(|(step, layer)| Some((programs.step(*step)?.operations.first()?, *layer)));
-        if let Some((operation, layer)) = first {
-            self.release(Some((stage, block_of(*operation), layer)))?;
+        let layer = task.layers.start;
+        let first = programs.parts(index).next().and_then(|step| step.operations.first());
+        if let Some(operation) = first {
+            self.release(Some((stage, operation.block(), layer)))?;
         }
-        self.noted(id, |worker| {
-            let module = worker.module(stage)?;
-            for (step, layer) in parts {
-                let step = programs.step(step).ok_or(TaskError::Missing("a step of a run"))?;
-                for operation in &step.operations {
-                    let at = At { microbatch, phase: step.phase, block: block_of(*operation), layer };
-                    module.compute(at, *operation)?;
-                }
-            }
-            Ok(())
-        })
+        self.noted(id, |worker| compute(worker.module(stage)?, programs, index, layer, microbatch))
     }
 
     /// ZeRO-3: drops the weights of the block before, when another one is computed or none any more.
@@ -116,14 +79,15 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
         let collective = step.collective().ok_or(TaskError::Missing("a message"))?;
         let program = context.programs.stages.get(stage.index()).ok_or(TaskError::Missing("the stage's program"))?;
         let place = task.step.place as usize;
-        let placed = list(program, task.action.op).get(place).ok_or(TaskError::Missing("the step of a program"))?;
+        let placed = program.list(task.action.op).and_then(|list| list.get(place));
+        let placed = placed.ok_or(TaskError::Missing("the step of a program"))?;
         let joined = if placed.joined_after == Placed::NEVER {
             Placed::NEVER as usize
         } else {
             place.saturating_add(placed.joined_after as usize)
         };
         let layer = task.layers.start;
-        let at = At { microbatch, phase: step.phase, block: BlockKind::Layer, layer };
+        let at = At { microbatch, phase: step.phase, layer };
         let device = self.device.clone();
         let tensor = match operand {
             Operand::Parameters(kind) => {
@@ -189,7 +153,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
                     Ok(())
                 }
                 operand => {
-                    let at = At { microbatch, phase, block: BlockKind::Layer, layer };
+                    let at = At { microbatch, phase, layer };
                     worker.module(stage)?.deliver(at, operand, tensor)
                 }
             }

@@ -310,7 +310,7 @@ impl<M: StageModule, T: Transport, B: Batches + ?Sized> Worker<'_, M, T, B> {
             let gradients: Vec<Piece> = pieces::gradients(self.module(stage)?.blocks());
             self.gradients.extend(gradients);
         }
-        let (config, step) = (*self.context.optimizer, self.steps_before + self.step + 1);
+        let (config, step) = (*self.context.optimizer, self.step + 1);
         update::update(self.module(stage)?.blocks_mut(), &config, step)
     }
 }

@@ -7,9 +7,6 @@ use crate::mesh::Axis;
 use crate::schedule::Schedule;
 use crate::task::{Dep, Lane};
 use crate::timeline::{Span, Timeline};
-use petgraph::Direction;
-use petgraph::graph::NodeIndex;
-use petgraph::visit::EdgeRef;
 
 /// The place of [`Axis::Pipeline`] in [`Breakdown::AXES`].
 pub(super) const PIPELINE: usize = 3;
@@ -84,14 +81,9 @@ fn left(length: f64, messages: f64, mut causes: [f64; Cause::ALL.len()]) -> [f64
     causes
 }
 
-fn incoming(schedule: &Schedule, id: TaskId) -> impl Iterator<Item = (TaskId, Dep)> + '_ {
-    let edges = schedule.graph().edges_directed(NodeIndex::new(id.index()), Direction::Incoming);
-    edges.map(|edge| (TaskId::at(edge.source().index()), *edge.weight()))
-}
-
 /// When the message of a receive left: the end of its send.
 pub(super) fn sent_at(schedule: &Schedule, timeline: &Timeline, receive: TaskId) -> f64 {
-    let send = incoming(schedule, receive).find(|(_, dep)| *dep == Dep::Transfer);
+    let send = schedule.inputs(receive).find(|(_, dep)| *dep == Dep::Transfer);
     send.map_or_else(|| timeline.span(0, receive).start, |(send, _)| timeline.span(0, send).end)
 }
 
@@ -110,8 +102,7 @@ pub(super) fn exposed(
     let (mut at, mut until) = (task, gap.end);
     while until - near > gap.start {
         let ends = |(from, _): &(TaskId, Dep)| (*from, timeline.span(0, *from).end);
-        let latest =
-            incoming(schedule, at).map(|edge| ends(&edge)).max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
+        let latest = schedule.inputs(at).map(|edge| ends(&edge)).max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
         let Some((from, end)) = latest.filter(|(_, end)| *end + near >= until) else { break };
         let Some(axis) = axis_of(schedule.task(from).lane) else { break };
         let start = timeline.span(0, from).start.max(gap.start);

@@ -4,9 +4,6 @@ use crate::ids::TaskId;
 use crate::schedule::Schedule;
 use crate::task::{Dep, Lane};
 use crate::timeline::{Span, Timeline};
-use petgraph::Direction;
-use petgraph::graph::NodeIndex;
-use petgraph::visit::EdgeRef;
 
 /// Something that a compute task needs.
 #[derive(Clone, Copy)]
@@ -62,7 +59,7 @@ impl<'a> Paths<'a> {
     }
 
     fn add_inputs(&mut self, id: TaskId) {
-        for (from, dep) in needs(self.schedule, id) {
+        for (from, dep) in self.schedule.inputs(id) {
             let task = self.schedule.task(from);
             if dep == Dep::Program {
                 continue;
@@ -72,8 +69,8 @@ impl<'a> Paths<'a> {
                 continue;
             }
             // Back from the receive to its send and to the task whose output that sends.
-            let send = needs(self.schedule, from).find(|(_, dep)| *dep == Dep::Transfer).map(|(send, _)| send);
-            let maker = send.and_then(|send| needs(self.schedule, send).find(|(_, dep)| *dep == Dep::Data));
+            let send = self.schedule.inputs(from).find(|(_, dep)| *dep == Dep::Transfer).map(|(send, _)| send);
+            let maker = send.and_then(|send| self.schedule.inputs(send).find(|(_, dep)| *dep == Dep::Data));
             if let (Some(send), Some((maker, _))) = (send, maker) {
                 self.inputs.push(Input { from: maker, message: Some((send, from)) });
             }
@@ -215,10 +212,4 @@ impl Behind {
     fn late_input(&self) -> Option<Input> {
         self.input.filter(|(_, at)| *at > self.free).map(|(input, _)| input)
     }
-}
-
-/// What a task waits for, with the kind of each edge.
-fn needs(schedule: &Schedule, id: TaskId) -> impl Iterator<Item = (TaskId, Dep)> + '_ {
-    let edges = schedule.graph().edges_directed(NodeIndex::new(id.index()), Direction::Incoming);
-    edges.map(|edge| (TaskId::at(edge.source().index()), *edge.weight()))
 }

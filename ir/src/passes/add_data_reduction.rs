@@ -3,19 +3,14 @@
 //! The replicas run one program, so a schedule shows one of them: `REDUCE_DATA` is an all-reduce of the stage's gradients,
 //! or under ZeRO a reduce-scatter with `GATHER_PARAM` behind the optimizer (Rajbhandari et al. 2020, section 5).
 
+use super::behind_backward::append;
 use crate::action::{Action, Op};
 use crate::ids::Rank;
 use crate::order::PipelineOrder;
 
 /// Appends `REDUCE_DATA` for each stage of each rank, the stage whose last backward comes first in the lead.
-pub fn add_data_reduction(mut order: PipelineOrder) -> PipelineOrder {
-    for (r, actions) in order.ranks.iter_mut().enumerate() {
-        let last = |stage| actions.iter().rposition(|a| a.stage == stage && a.op.makes_weight_gradients());
-        let mut stages: Vec<_> = order.placement.stages_of(Rank::at(r)).map(|stage| (last(stage), stage)).collect();
-        stages.sort();
-        actions.extend(stages.into_iter().map(|(_, stage)| Action::whole_stage(stage, Op::ReduceData)));
-    }
-    order
+pub fn add_data_reduction(order: PipelineOrder) -> PipelineOrder {
+    append(order, Op::ReduceData)
 }
 
 /// Appends `GATHER_PARAM` for each stage of each rank, behind its optimizer.

@@ -8,9 +8,7 @@ use crate::action::{Action, Op};
 use crate::ids::{LayerRange, TaskId};
 use crate::segments::{Bucket, Placed, Programs, Step};
 use crate::task::{Dep, Lane, MemoryEffect, StepOf, Task, Touch};
-use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
-use petgraph::visit::EdgeRef;
 use std::ops::Range;
 
 impl Schedule {
@@ -203,18 +201,14 @@ impl<'a> Cutter<'a> {
     fn link(&mut self) {
         for (id, _) in self.old.tasks() {
             let to = self.first_steps(id);
-            for edge in self.old.graph().edges_directed(NodeIndex::new(id.index()), Direction::Incoming) {
-                if *edge.weight() == Dep::Program {
-                    continue;
-                }
-                let source = TaskId::at(edge.source().index());
+            for (source, dep) in self.old.inputs(id).filter(|(_, dep)| *dep != Dep::Program) {
                 if self.is_cut(id) && self.old.task(source).action.op.makes_weight_gradients() {
                     self.link_buckets(source, id);
                     continue;
                 }
-                for from in self.last_steps(source, *edge.weight()) {
+                for from in self.last_steps(source, dep) {
                     for to in to.clone() {
-                        self.graph.add_edge(NodeIndex::new(from as usize), NodeIndex::new(to as usize), *edge.weight());
+                        self.graph.add_edge(NodeIndex::new(from as usize), NodeIndex::new(to as usize), dep);
                     }
                 }
             }
@@ -270,12 +264,5 @@ impl<'a> Cutter<'a> {
 
 /// The steps of an action.
 fn list<'a>(programs: &'a Programs, task: &Task) -> Option<&'a [Placed]> {
-    let stage = programs.stages.get(task.action.stage.index())?;
-    match task.action.op {
-        Op::Forward => Some(&stage.forward),
-        Op::FullBackward => Some(&stage.backward),
-        Op::BackwardInput => Some(&stage.input),
-        Op::BackwardWeight => Some(&stage.weight),
-        _ => None,
-    }
+    programs.stages.get(task.action.stage.index())?.list(task.action.op)
 }

@@ -59,6 +59,17 @@ pub enum Site {
 }
 
 impl Operation {
+    /// The kind of block that it belongs to.
+    pub fn block(self) -> BlockKind {
+        match self {
+            Operation::Embedding | Operation::Norm(Site::Embedding) | Operation::Residual(Site::Embedding) => {
+                BlockKind::Embedding
+            }
+            Operation::Norm(Site::Head) | Operation::Head | Operation::Loss => BlockKind::Head,
+            _ => BlockKind::Layer,
+        }
+    }
+
     /// The name of a segment that begins with it, for people.
     pub fn name(self) -> &'static str {
         match self {

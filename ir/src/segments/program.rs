@@ -3,7 +3,8 @@
 use super::kernel::{Collective, CollectiveKind};
 use super::operation::{BlockKind, Operand};
 use super::runs::Runs;
-use super::{Block, Body, Cut, Phase, Step};
+use super::{Block, Body, Cut, Phase, RunPart, Step};
+use crate::action::Op;
 use crate::mesh::Axis;
 use crate::model::StagePart;
 use crate::scenario::Recompute;
@@ -40,6 +41,19 @@ pub struct StageProgram {
     /// The gradients of each block on their way over the replicas, in the order of the backward: empty with one replica,
     /// and under ZeRO-3, which scatters them in the backward itself.
     pub buckets: Vec<Bucket>,
+}
+
+impl StageProgram {
+    /// The steps of F, B, I or W; `None` for any other operation.
+    pub fn list(&self, op: Op) -> Option<&[Placed]> {
+        match op {
+            Op::Forward => Some(&self.forward),
+            Op::FullBackward => Some(&self.backward),
+            Op::BackwardInput => Some(&self.input),
+            Op::BackwardWeight => Some(&self.weight),
+            _ => None,
+        }
+    }
 }
 
 /// The gradients of one block: those of experts stand in a bucket of their own.
@@ -270,13 +284,19 @@ impl Programs {
 
     /// The steps that a step of the table stands for: those of a run, else itself alone.
     pub fn parts(&self, index: u32) -> impl Iterator<Item = &Step> {
+        self.parts_of(index, 0).map(|(step, _)| step)
+    }
+
+    /// The same with the layer of each, where the first is of `layer`.
+    pub fn parts_of(&self, index: u32, layer: u32) -> impl Iterator<Item = (&Step, u32)> {
         let step = self.step(index);
         let parts = match step.map(|step| &step.body) {
             Some(Body::Run(steps)) => steps.as_slice(),
             _ => &[],
         };
-        let alone = step.filter(|_| parts.is_empty());
-        alone.into_iter().chain(parts.iter().filter_map(|part| self.step(part.step)))
+        let alone = step.filter(|_| parts.is_empty()).map(|step| (step, layer));
+        let of_run = move |part: &RunPart| Some((self.step(part.step)?, layer.saturating_add_signed(part.layers)));
+        alone.into_iter().chain(parts.iter().filter_map(of_run))
     }
 
     /// A step by its place in the table.

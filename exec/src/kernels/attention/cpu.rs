@@ -6,7 +6,7 @@ use super::super::cpu::{Rows, Values, is_cpu};
 use super::super::dropout::Dropout;
 use super::super::gemm::{Matrix, multiply};
 use super::super::maths;
-use super::{Attended, AttentionShape, Gradients, NOTHING, Sight};
+use super::{Attended, AttentionShape, Gradients, NOTHING, Operands, Sight};
 use burn::tensor::{Tensor, TensorData};
 use pulp::Arch;
 
@@ -41,14 +41,9 @@ struct Tile {
 }
 
 impl Input {
-    fn new(
-        queries: &Tensor<2>,
-        keys: &Tensor<2>,
-        values: &Tensor<2>,
-        shape: &AttentionShape,
-        sight: &Sight<'_>,
-    ) -> Option<Self> {
-        let [queries, keys, values] = [queries, keys, values].map(Rows::by_row);
+    fn new(operands: &Operands<'_>) -> Option<Self> {
+        let Operands { queries, keys, values, shape, sight } = operands;
+        let [queries, keys, values] = [queries, keys, values].map(|x| Rows::by_row(x));
         Some(Self {
             queries: queries?,
             keys: keys?,
@@ -139,14 +134,9 @@ fn vectorised<R>(work: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(work)
 }
 
-pub(super) fn forward(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Option<Attended> {
-    let input = Input::new(queries, keys, values, shape, sight)?;
+pub(super) fn forward(operands: &Operands<'_>) -> Option<Attended> {
+    let Operands { queries, shape, sight, .. } = operands;
+    let input = Input::new(operands)?;
     let (sq, width) = (input.seen.len(), shape.heads * shape.dim);
     let mut output = vec![0.0f32; shape.batch * sq * width];
     let mut lse = vec![NOTHING; shape.batch * shape.heads * sq];
@@ -195,16 +185,9 @@ pub(super) fn forward(
     Some(Attended { output, lse })
 }
 
-pub(super) fn backward(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    attended: &Attended,
-    gradient: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Option<Gradients> {
-    let input = Input::new(queries, keys, values, shape, sight)?;
+pub(super) fn backward(operands: &Operands<'_>, attended: &Attended, gradient: &Tensor<2>) -> Option<Gradients> {
+    let Operands { queries, shape, sight, .. } = operands;
+    let input = Input::new(operands)?;
     let (output, lse) = (Values::of(&attended.output)?, Values::of(&attended.lse)?);
     let gradient = Values::of(gradient)?;
     let (sq, width) = (input.seen.len(), shape.heads * shape.dim);
@@ -226,14 +209,9 @@ pub(super) fn backward(
     Some(gradients(&input, gradient.slice(), sight, KEYS, probabilities, queries))
 }
 
-pub(super) fn forward_standard(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Option<(Tensor<2>, Tensor<4>)> {
-    let input = Input::new(queries, keys, values, shape, sight)?;
+pub(super) fn forward_standard(operands: &Operands<'_>) -> Option<(Tensor<2>, Tensor<4>)> {
+    let Operands { queries, shape, sight, .. } = operands;
+    let input = Input::new(operands)?;
     let (sq, sk, width) = (input.seen.len(), input.key_positions.len(), shape.heads * shape.dim);
     let mut output = vec![0.0f32; shape.batch * sq * width];
     let mut probabilities = vec![0.0f32; shape.batch * shape.heads * sq * sk];
@@ -267,18 +245,15 @@ pub(super) fn forward_standard(
 }
 
 pub(super) fn backward_standard(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
+    operands: &Operands<'_>,
     probabilities: &Tensor<4>,
     gradient: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
 ) -> Option<Gradients> {
+    let Operands { queries, shape, sight, .. } = operands;
     if !is_cpu(probabilities) {
         return None;
     }
-    let input = Input::new(queries, keys, values, shape, sight)?;
+    let input = Input::new(operands)?;
     let (kept, gradient) = (Values::of(probabilities)?, Values::of(gradient)?);
     let (sq, sk, width) = (input.seen.len(), input.key_positions.len(), shape.heads * shape.dim);
     let read = |tile: Tile, scores: &mut [f32], along: &mut [f32; QUERIES]| {

@@ -1,6 +1,6 @@
 //! Attention in burn's own operations, for every device and format.
 
-use super::{Attended, AttentionShape, Gradients, NOTHING, Sight};
+use super::{Attended, AttentionShape, Gradients, NOTHING, Operands, Sight};
 use burn::tensor::{Tensor, TensorData, activation};
 
 /// Added to scores that are not seen.
@@ -34,7 +34,8 @@ fn of_groups(x: Tensor<4>, shape: &AttentionShape) -> Tensor<2> {
 }
 
 /// Scaled scores `[B, A, Sq, Sk]`; what is not seen is very small.
-fn scores(queries: &Tensor<2>, keys: &Tensor<2>, shape: &AttentionShape, sight: &Sight<'_>) -> Tensor<4> {
+fn scores(operands: &Operands<'_>) -> Tensor<4> {
+    let Operands { queries, keys, shape, sight, .. } = operands;
     let queries = split(queries, shape.batch, shape.heads, shape.dim);
     let scores = queries.matmul(for_every_head(keys, shape).transpose()) * shape.scale();
     let (seen, all) = (sight.seen(), sight.key_positions().len());
@@ -66,14 +67,9 @@ fn dropped(probabilities: &Tensor<4>, factors: Option<&Tensor<4>>) -> Tensor<4> 
     factors.map_or_else(|| probabilities.clone(), |factors| probabilities.clone() * factors.clone())
 }
 
-pub(super) fn forward(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Attended {
-    let scores = scores(queries, keys, shape, sight);
+pub(super) fn forward(operands: &Operands<'_>) -> Attended {
+    let Operands { values, shape, sight, .. } = operands;
+    let scores = scores(operands);
     let [b, a, sq, _] = scores.dims();
     let top = scores.clone().max_dim(3).clamp_min(NOTHING / 2.0);
     let weights = (scores - top.clone()).exp();
@@ -99,67 +95,39 @@ pub(super) fn merge(one: Attended, other: Attended, shape: &AttentionShape) -> A
     Attended { output: join(output), lse: top + sum.log() }
 }
 
-pub(super) fn backward(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    attended: &Attended,
-    gradient: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Gradients {
-    let scores = scores(queries, keys, shape, sight);
+pub(super) fn backward(operands: &Operands<'_>, attended: &Attended, gradient: &Tensor<2>) -> Gradients {
+    let shape = operands.shape;
+    let scores = scores(operands);
     let [b, a, sq, _] = scores.dims();
     let lse = attended.lse.clone().clamp_min(NOTHING / 2.0).reshape([b, a, sq, 1]).cast(scores.dtype());
     let probabilities = (scores - lse).exp();
     let output = split(&attended.output, shape.batch, shape.heads, shape.dim);
     let gradient = split(gradient, shape.batch, shape.heads, shape.dim);
     let along = (output * gradient.clone()).sum_dim(3);
-    gradients(queries, keys, values, &probabilities, gradient, along, shape, sight)
+    gradients(operands, &probabilities, gradient, along)
 }
 
-pub(super) fn forward_standard(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> (Tensor<2>, Tensor<4>) {
-    let probabilities = activation::softmax(scores(queries, keys, shape, sight), 3);
+pub(super) fn forward_standard(operands: &Operands<'_>) -> (Tensor<2>, Tensor<4>) {
+    let Operands { values, shape, sight, .. } = operands;
+    let probabilities = activation::softmax(scores(operands), 3);
     let factors = kept(&probabilities, sight);
     let output = dropped(&probabilities, factors.as_ref()).matmul(for_every_head(values, shape));
     (join(output), probabilities)
 }
 
-pub(super) fn backward_standard(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    probabilities: &Tensor<4>,
-    gradient: &Tensor<2>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Gradients {
+pub(super) fn backward_standard(operands: &Operands<'_>, probabilities: &Tensor<4>, gradient: &Tensor<2>) -> Gradients {
+    let Operands { values, shape, sight, .. } = operands;
     let gradient = split(gradient, shape.batch, shape.heads, shape.dim);
     let of_probabilities = gradient.clone().matmul(for_every_head(values, shape).transpose());
     let factors = kept(probabilities, sight);
     let along = (dropped(&of_probabilities, factors.as_ref()) * probabilities.clone()).sum_dim(3);
-    gradients(queries, keys, values, probabilities, gradient, along, shape, sight)
+    gradients(operands, probabilities, gradient, along)
 }
 
 /// The gradients from the probabilities, the gradient of the output by heads, and for each row the sum of output times
 /// gradient.
-#[expect(clippy::too_many_arguments, reason = "the operands of one formula")]
-fn gradients(
-    queries: &Tensor<2>,
-    keys: &Tensor<2>,
-    values: &Tensor<2>,
-    probabilities: &Tensor<4>,
-    gradient: Tensor<4>,
-    along: Tensor<4>,
-    shape: &AttentionShape,
-    sight: &Sight<'_>,
-) -> Gradients {
+fn gradients(operands: &Operands<'_>, probabilities: &Tensor<4>, gradient: Tensor<4>, along: Tensor<4>) -> Gradients {
+    let Operands { queries, keys, values, shape, sight } = operands;
     let factors = kept(probabilities, sight);
     let of_values = dropped(probabilities, factors.as_ref()).transpose().matmul(gradient.clone());
     let of_probabilities = gradient.matmul(for_every_head(values, shape).transpose());

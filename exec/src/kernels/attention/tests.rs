@@ -9,6 +9,10 @@ fn sight<'a>(queries: &'a [Range<usize>], keys: &'a [Range<usize>], dropout: Opt
     Sight { queries, keys, sequences: &[4, 5], first_head: 3, dropout }
 }
 
+fn operands<'a>(q: &'a Tensor<2>, k: &'a Tensor<2>, v: &'a Tensor<2>, sight: &Sight<'a>) -> Operands<'a> {
+    Operands { queries: q, keys: k, values: v, shape: SHAPE, sight: *sight }
+}
+
 struct Case {
     q: Tensor<2>,
     k: Tensor<2>,
@@ -27,11 +31,11 @@ impl Case {
     }
 
     fn forward(&self, sight: &Sight<'_>) -> Attended {
-        forward(&self.q, &self.k, &self.v, &SHAPE, sight)
+        forward(&operands(&self.q, &self.k, &self.v, sight))
     }
 
     fn backward(&self, attended: &Attended, sight: &Sight<'_>) -> Gradients {
-        backward(&self.q, &self.k, &self.v, attended, &self.g, &SHAPE, sight)
+        backward(&operands(&self.q, &self.k, &self.v, sight), attended, &self.g)
     }
 }
 
@@ -55,7 +59,7 @@ fn lean_and_standard_are_those_of_autodiff() {
         let leaf = |x: &Tensor<2>| x.clone().autodiff().require_grad();
         let (q, k, v) = (leaf(&case.q), leaf(&case.k), leaf(&case.v));
         // The mask and what drops out are constants: probabilities come from the plain form.
-        let (_, probabilities) = plain::forward_standard(&case.q, &case.k, &case.v, &SHAPE, &sight);
+        let (_, probabilities) = plain::forward_standard(&operands(&case.q, &case.k, &case.v, &sight));
         let split = |x: Tensor<2>, heads: usize| x.reshape([2, 150, heads, 8]).swap_dims(1, 2);
         let twice = |x: Tensor<4>| x.reshape([2, 2, 1, 150 * 8]).repeat_dim(2, 2).reshape([2, 4, 150, 8]);
         let hidden = probabilities.clone().equal_elem(0.0);
@@ -72,10 +76,10 @@ fn lean_and_standard_are_those_of_autodiff() {
         let lean = case.forward(&sight);
         assert_close(&lean.output, &y.clone().inner(), 1e-5);
         assert_gradients(&case.backward(&lean, &sight), &want, 1e-5);
-        let (output, kept) = forward_standard(&case.q, &case.k, &case.v, &SHAPE, &sight);
+        let (output, kept) = forward_standard(&operands(&case.q, &case.k, &case.v, &sight));
         assert_close(&output, &y.inner(), 1e-5);
         assert_close(&kept, &probabilities, 1e-5);
-        let standard = backward_standard(&case.q, &case.k, &case.v, &kept, &case.g, &SHAPE, &sight);
+        let standard = backward_standard(&operands(&case.q, &case.k, &case.v, &sight), &kept, &case.g);
         assert_gradients(&standard, &want, 1e-5);
     }
 }
@@ -87,10 +91,10 @@ fn other_formats_give_the_same() {
     let (q, k, v, g) = (f64(&case.q), f64(&case.k), f64(&case.v), f64(&case.g));
     for dropout in [None, Some(DROPOUT)] {
         let sight = sight(&runs, &runs, dropout);
-        let (fast, slow) = (case.forward(&sight), forward(&q, &k, &v, &SHAPE, &sight));
+        let (fast, slow) = (case.forward(&sight), forward(&operands(&q, &k, &v, &sight)));
         assert_close(&fast.output, &wide(&slow.output), 1e-5);
         assert_close(&fast.lse, &wide(&slow.lse), 1e-5);
-        let slow = backward(&q, &k, &v, &slow, &g, &SHAPE, &sight);
+        let slow = backward(&operands(&q, &k, &v, &sight), &slow, &g);
         let made = case.backward(&fast, &sight);
         assert_close(&made.queries, &wide(&slow.queries), 1e-5);
         assert_close(&made.keys, &wide(&slow.keys), 1e-5);
@@ -114,13 +118,13 @@ fn blocks_of_a_ring_make_the_whole() {
         for own in &runs {
             let (q, g) = (of(&case.q, own), of(&case.g, own));
             let part = |keys: &Vec<Range<usize>>| {
-                forward(&q, &of(&case.k, keys), &of(&case.v, keys), &SHAPE, &sight(own, keys, dropout))
+                forward(&operands(&q, &of(&case.k, keys), &of(&case.v, keys), &sight(own, keys, dropout)))
             };
             let merged = merge(part(&runs[0]), part(&runs[1]), &SHAPE);
             assert_close(&merged.output, &of(&whole.output, own), 1e-5);
             let back = |keys: &Vec<Range<usize>>| {
                 let sight = sight(own, keys, dropout);
-                backward(&q, &of(&case.k, keys), &of(&case.v, keys), &merged, &g, &SHAPE, &sight).queries
+                backward(&operands(&q, &of(&case.k, keys), &of(&case.v, keys), &sight), &merged, &g).queries
             };
             assert_close(&(back(&runs[0]) + back(&runs[1])), &of(&want.queries, own), 1e-5);
         }
@@ -134,12 +138,16 @@ fn slices_make_the_whole_and_nothing_looks_ahead() {
     for (from, to) in [(0, 9), (9, 14), (14, 21)] {
         let (queries, keys) = ([from..to], [0..to]);
         let part = |x: &Tensor<2>, from: usize| rows(x, from, to);
-        let slice =
-            forward(&part(&case.q, from), &part(&case.k, 0), &part(&case.v, 0), &SHAPE, &sight(&queries, &keys, None));
+        let slice = forward(&operands(
+            &part(&case.q, from),
+            &part(&case.k, 0),
+            &part(&case.v, 0),
+            &sight(&queries, &keys, None),
+        ));
         assert_close(&slice.output, &part(&whole.output, from), 1e-5);
     }
     // A block in the future alone gives nothing, and weighs nothing.
-    let nothing = forward(&case.q, &case.k, &case.v, &SHAPE, &sight(&all, &[50..71], None));
+    let nothing = forward(&operands(&case.q, &case.k, &case.v, &sight(&all, &[50..71], None)));
     assert!(nothing.output.clone().abs().sum().into_scalar::<f32>() == 0.0);
     assert_close(&merge(whole.clone(), nothing, &SHAPE).output, &whole.output, 0.0);
 }
@@ -151,8 +159,8 @@ fn columns_of_a_wider_matrix_are_read_where_they_are() {
     let (q, k, v) = (part(0, 32), part(32, 48), part(48, 64));
     let (runs, dense) = ([0..20], |x: &Tensor<2>| x.clone() * 1.0);
     let sight = sight(&runs, &runs, None);
-    let one = forward(&q, &k, &v, &SHAPE, &sight);
-    let other = forward(&dense(&q), &dense(&k), &dense(&v), &SHAPE, &sight);
+    let one = forward(&operands(&q, &k, &v, &sight));
+    let other = forward(&operands(&dense(&q), &dense(&k), &dense(&v), &sight));
     assert_close(&one.output, &other.output, 0.0);
 }
 
@@ -168,13 +176,13 @@ fn tiles_of_keys_are_merged_on_the_way() {
         first_head: 0,
         dropout: None,
     };
-    let fast = forward(&q, &k, &v, &shape, &sight);
-    let slow = plain::forward(&q, &k, &v, &shape, &sight);
+    let all = Operands { shape, ..operands(&q, &k, &v, &sight) };
+    let fast = forward(&all);
+    let slow = plain::forward(&all);
     assert_close(&fast.output, &slow.output, 1e-5);
     assert_close(&fast.lse, &slow.lse, 1e-5);
     let device = Device::flex();
     let g = Tensor::<2>::ones([3, 8], &device);
-    let (a, b) =
-        (backward(&q, &k, &v, &fast, &g, &shape, &sight), plain::backward(&q, &k, &v, &slow, &g, &shape, &sight));
+    let (a, b) = (backward(&all, &fast, &g), plain::backward(&all, &slow, &g));
     assert_gradients(&a, &b, 1e-5);
 }
