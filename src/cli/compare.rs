@@ -60,8 +60,7 @@ fn save_both(picture: &Picture, folder: &Path, name: &str) -> Result<(), Failure
 #[cfg(feature = "exec")]
 mod measured {
     use super::super::args::{Assumptions, OverlapMode, SendMode};
-    use super::super::execute::{Job, Profiler};
-    use super::super::predict::sound;
+    use super::super::execute::{Executable, Job, Profiler};
     use super::super::profile;
     use super::super::run::{median, warmed_up};
     use super::super::simulate::{count, row as predicted_row};
@@ -72,7 +71,6 @@ mod measured {
     use pipewright::ir::metrics::Metrics;
     use pipewright::ir::plan::Plan;
     use pipewright::ir::timeline::{Source, Timeline};
-    use pipewright::ir::workload::Workload;
     use pipewright::report::json::RunRow;
     use pipewright::report::pareto::on_front;
     use pipewright::report::table::{TimeScale, mebibytes, percent, table};
@@ -154,17 +152,15 @@ mod measured {
             None => None,
         };
         let mut profiler = Profiler::new(loaded, &job, &loaded.plans)?;
-        let abstract_sizes = |plan: &Plan| Workload::abstract_stages(plan.placement().stages());
-        let schedules =
-            loaded.plans.iter().map(|plan| sound(plan, &abstract_sizes(plan))).collect::<Result<Vec<_>, _>>()?;
+        let cuts = loaded.plans.iter().map(Executable::of).collect::<Result<Vec<_>, _>>()?;
         let mut runs: Vec<Vec<Run>> = vec![Vec::new(); loaded.plans.len()];
         for turn in 0..TURNS {
             if written.is_none() {
                 profiler.turn(ROUNDS)?;
             }
             let steps = if turn == 0 { job.steps } else { job.steps.min(TURN_STEPS) };
-            for ((plan, schedule), runs) in loaded.plans.iter().zip(&schedules).zip(&mut runs) {
-                runs.push(job.run(plan, schedule, steps, false)?);
+            for ((plan, cut), runs) in loaded.plans.iter().zip(&cuts).zip(&mut runs) {
+                runs.push(job.run(plan, cut, steps, false)?);
             }
         }
         let costs = match written {

@@ -3,7 +3,7 @@
 use super::args::{Device as DeviceArg, ExecuteArgs};
 use super::failure::Failure;
 use super::load::Loaded;
-use super::predict::MAX_SPANS;
+use super::predict::{MAX_SPANS, sound};
 use super::progress;
 use pipewright::exec::data::{BYTE_VOCAB, TextData};
 use pipewright::exec::device::{self, Device, DeviceKind};
@@ -22,6 +22,7 @@ use pipewright::ir::plan::Plan;
 use pipewright::ir::scenario::{DeviceName, Dtype, Optimizer, OptimizerName};
 use pipewright::ir::schedule::Schedule;
 use pipewright::ir::segments::Programs;
+use pipewright::ir::workload::Workload;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -174,16 +175,9 @@ impl Job {
         TextBatches { text: self.text.clone(), micro_batch_size: plan.batch.micro_batch_size as usize }
     }
 
-    /// A plan's task graph as it is executed: at the detail of segments, with what its tasks are made of.
-    pub(crate) fn cut(&self, plan: &Plan, schedule: &Schedule) -> (Programs, Schedule) {
-        let programs = plan.programs().unwrap_or_default();
-        let schedule = schedule.segmented(&programs);
-        (programs, schedule)
-    }
-
-    /// Trains with a schedule at the detail of stages. `keep` keeps every gradient, for comparison.
-    pub(crate) fn run(&self, plan: &Plan, schedule: &Schedule, steps: u64, keep: bool) -> Result<Run, Failure> {
-        let (programs, schedule) = self.cut(plan, schedule);
+    /// Trains with a schedule. `keep` keeps every gradient, for comparison.
+    pub(crate) fn run(&self, plan: &Plan, cut: &Executable, steps: u64, keep: bool) -> Result<Run, Failure> {
+        let Executable { programs, schedule } = cut;
         let steps_held = MAX_SPANS / schedule.len().max(1);
         if steps > steps_held as u64 {
             let message = format!("a timeline of {steps} steps of {} tasks is too large to keep", schedule.len());
@@ -204,7 +198,7 @@ impl Job {
             bar.inc(1);
             bar.set_message(format!("loss {loss:.4}"));
         };
-        let job = run::Job { schedule: &schedule, programs: &programs, mesh: &plan.mesh, setup: &plan.setup };
+        let job = run::Job { schedule, programs, mesh: &plan.mesh, setup: &plan.setup };
         let result = run::run(job, &devices, &build, &self.batches(plan), &options, &mut on_step);
         bar.finish_and_clear();
         result.map_err(|error| Failure::Execution(error.to_string()))
@@ -234,6 +228,21 @@ impl Job {
         let result = reference::follow(module, &programs, &device, &batches, &options, after, &mut |_, _| bar.inc(1));
         bar.finish_and_clear();
         result.map_err(|error| Failure::Execution(format!("the run on one device failed: {error}")))
+    }
+}
+
+/// A plan's task graph as it is executed: at the detail of segments, with what its tasks are made of.
+pub(crate) struct Executable {
+    programs: Programs,
+    pub(crate) schedule: Schedule,
+}
+
+impl Executable {
+    /// That of a plan, checked.
+    pub(crate) fn of(plan: &Plan) -> Result<Self, Failure> {
+        let whole = sound(plan, &Workload::abstract_stages(plan.placement().stages()))?;
+        let programs = plan.programs().unwrap_or_default();
+        Ok(Self { schedule: whole.segmented(&programs), programs })
     }
 }
 

@@ -1,11 +1,9 @@
 //! `run`: really train with one schedule.
 
 use super::args::RunArgs;
-use super::execute::Job;
+use super::execute::{Executable, Job};
 use super::failure::Failure;
-use super::predict::sound;
 use super::{exit, load, output};
-use pipewright::ir::workload::Workload;
 use pipewright::report::json::timeline_json;
 use serde::Serialize;
 
@@ -34,14 +32,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     if loaded.plans.len() > 1 {
         output::note(&format!("running {}; --schedule NAME chooses another of the scenario", plan.name));
     }
-    let schedule = sound(plan, &Workload::abstract_stages(plan.placement().stages()))?;
+    let cut = Executable::of(plan)?;
     let oversubscribed = job.oversubscribed(plan);
-    let result = job.run(plan, &schedule, job.steps, false)?;
-    let (_, cut) = job.cut(plan, &schedule);
+    let result = job.run(plan, &cut, job.steps, false)?;
     let step_seconds = result.step_seconds();
     let path =
         args.out.join(output::slug(&loaded.scenario.name)).join(format!("timeline-{}.json", output::slug(&plan.name)));
-    output::write_file(&path, timeline_json(&cut, &result.timeline).to_string().as_bytes())?;
+    output::write_file(&path, timeline_json(&cut.schedule, &result.timeline).to_string().as_bytes())?;
     let median = median(warmed_up(&step_seconds));
     let answer = Answer {
         schema_version: 1,

@@ -1,14 +1,12 @@
 //! `verify`: training with a schedule equals training on one device.
 
 use super::args::VerifyArgs;
-use super::execute::{Job, microbatches};
+use super::execute::{Executable, Job, microbatches};
 use super::failure::Failure;
-use super::predict::sound;
 use super::{exit, load, output};
 use pipewright::exec::reference::Reference;
 use pipewright::exec::verify::{ABSOLUTE, Comparison, RELATIVE, compare};
 use pipewright::ir::plan::Plan;
-use pipewright::ir::workload::Workload;
 use pipewright::report::table::table;
 use serde::Serialize;
 
@@ -116,10 +114,8 @@ impl References {
 
 /// Runs `plan` for the steps that the reference kept, and compares.
 pub(crate) fn verify(job: &Job, plan: &Plan, reference: &Reference) -> Result<Row, Failure> {
-    let workload = Workload::abstract_stages(plan.placement().stages());
-    let schedule = sound(plan, &workload)?;
     let steps = reference.gradients.len() as u64;
-    let run = job.run(plan, &schedule, steps, true)?;
+    let run = job.run(plan, &Executable::of(plan)?, steps, true)?;
     let mut comparison = compare(&run, reference, &job.optimizer);
     if comparison.first_difference.as_ref().is_some_and(|first| first.step > 0) {
         // The first step is fine. AdamW makes steps of roundings: compare each of the others from where the run began it.

@@ -10,7 +10,8 @@ use super::pass::{Pair, SliceCache};
 use super::{Transformer, need};
 use crate::error::TaskError;
 use crate::kernels::attention::{self, Attended, AttentionShape, Operands, Sight};
-use crate::kernels::{linear, rope};
+use crate::kernels::linear;
+use crate::kernels::rope::{self, Rotation};
 use crate::positions::{self, Runs};
 use crate::stage_module::At;
 use burn::tensor::Tensor;
@@ -106,8 +107,10 @@ impl Transformer {
 
     fn rotated(&mut self, at: At, tensors: [Tensor<2>; 2], back: bool) -> Result<[Tensor<2>; 2], TaskError> {
         let (batch, dim) = (self.spec.batch, self.spec.head_dim());
-        let runs = self.pass(at.microbatch)?.positions.clone();
-        Ok(tensors.map(|x| rope::rotate(x, batch, dim, &runs, &self.inverse_frequencies, back)))
+        let pass = need(self.passes.get_mut(&at.microbatch), "the forward of this microbatch")?;
+        let of_rows = || Rotation::new(&pass.positions, &self.inverse_frequencies);
+        let rotation = pass.rotation.get_or_insert_with(of_rows);
+        Ok(tensors.map(|x| rope::rotate(x, batch, dim, rotation, back)))
     }
 
     /// The positions of the keys that a block of the core has: those of the rank that they came from.

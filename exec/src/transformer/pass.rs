@@ -2,6 +2,7 @@
 //!
 //! One law: a tensor is dropped by the last operation that reads it.
 
+use crate::kernels::rope::Rotation;
 use crate::positions::{self, Runs};
 use crate::stage_module::Feed;
 use burn::tensor::Tensor;
@@ -115,6 +116,8 @@ pub(super) struct Pass {
     pub(super) tokens: Vec<u32>,
     pub(super) targets: Option<Vec<u32>>,
     pub(super) step_tokens: u64,
+    /// Rotary positions of its rows, once a layer has asked for them.
+    pub(super) rotation: Option<Rotation>,
     /// The residual stream.
     pub(super) stream: Option<Tensor<2>>,
     /// The tensor at hand.
@@ -141,6 +144,7 @@ impl Pass {
             step_tokens: feed.step_tokens,
             positions,
             shard,
+            rotation: None,
             stream: feed.hidden,
             hand: None,
             gradient: None,

@@ -6,15 +6,12 @@ use pipewright_exec::data::TextData;
 use pipewright_exec::optimizer::OptimizerConfig;
 use pipewright_exec::reference::{self, Reference};
 use pipewright_exec::run::{self, Job, Run, RunOptions};
-use pipewright_exec::transformer::{StageSpec, Transformer};
+use pipewright_exec::transformer::{StageSpec, Transformer, on_one_device};
 use pipewright_exec::worker::TextBatches;
 use pipewright_ir::ids::Stage;
-use pipewright_ir::mesh::Mesh;
 use pipewright_ir::plan::{self, Plan};
-use pipewright_ir::scenario::Recompute;
 use pipewright_ir::schedule::Schedule;
-use pipewright_ir::segments::{Cut, Programs};
-use pipewright_ir::setup::Setup;
+use pipewright_ir::segments::Programs;
 use pipewright_ir::workload::Workload;
 use std::path::Path;
 use std::time::Duration;
@@ -73,18 +70,8 @@ pub(crate) fn run(plan: &Plan, optimizer: OptimizerConfig, steps: u64) -> Run {
 pub(crate) fn reference(plan: &Plan, optimizer: OptimizerConfig, steps: u64, after: &Run) -> Reference {
     let shape = plan.model.as_ref().unwrap();
     let (b, s) = (plan.batch.micro_batch_size as usize, plan.batch.seq_length as usize);
-    let setup = Setup { recompute: vec![Recompute::None], ..plan.setup.clone() };
-    let alone = Setup {
-        sequence_parallel: pipewright_ir::scenario::SequenceParallel::None,
-        megatron_sequence_parallel: false,
-        zero_stage: 0,
-        ..setup
-    };
-    let mesh = Mesh::default();
-    let cut = Cut { model: shape, mesh: &mesh, setup: &alone, micro_batch_size: b as u64, seq_length: s as u64 };
-    let programs = Programs::new(&cut, &[shape.whole()], false);
     let device = Device::flex();
-    let module = Transformer::new(StageSpec::whole(shape, &alone, SEED, b, s), &device).unwrap();
+    let (module, programs) = on_one_device(shape, &plan.setup, SEED, [b, s], &device).unwrap();
     let microbatches = plan.batch.microbatches * plan.batch.rounds * plan.mesh.data;
     let options = reference::Options { microbatches, steps, optimizer, clip_grad: plan.setup.clip_grad, keep: steps };
     reference::follow(module, &programs, &device, &batches(plan), &options, &after.parameters, &mut |_, _| {}).unwrap()
