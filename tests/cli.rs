@@ -597,6 +597,13 @@ mod execution {
         let output = with_scenario(&["run", "-"], &scenario);
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains("16-bit training cannot be executed"), "{}", stderr(&output));
+        // Of variants not the first alone is looked at.
+        let variants = r#""variants": [{ "name": "fine", "set": { "training.clip_grad": 1.0 } },
+            { "name": "half", "set": { "training.dtype": "bf16" } }], "execute""#;
+        let scenario = tiny("data/alice.txt", "\"1f1b\"").replace("\"execute\"", variants);
+        let output = with_scenario(&["verify", "-"], &scenario);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("16-bit training cannot be executed"), "{}", stderr(&output));
         // No GPU here, or no CUDA in this build: a clear error and exit code 3.
         let output = with_scenario(&["run", "-", "--device", "cuda"], &tiny("data/alice.txt", "\"1f1b\""));
         assert_eq!(output.status.code(), Some(3));

@@ -59,7 +59,7 @@ impl Job {
         let Some(plan) = loaded.plans.first() else {
             return Err(Failure::Usage { message: "no schedule is named".to_owned(), help: String::new() });
         };
-        refuse_unsupported(loaded, plan)?;
+        loaded.plans.iter().try_for_each(|plan| refuse_unsupported(loaded, plan))?;
         let Some(shape) = plan.model.clone() else {
             let help = "for example \"model\": { \"num_layers\": 8, \"hidden_size\": 256, \"num_attention_heads\": 8 }";
             return Err(loaded.fault("execute", "execute::model", "there is no model to execute".to_owned(), help));
@@ -80,7 +80,15 @@ impl Job {
                 "set training.seq_length, for example to 128",
             ));
         }
-        refuse_too_large(loaded, plan, &shape)?;
+        let alike = |other: &&Plan| other.model == plan.model && other.batch.seq_length == plan.batch.seq_length;
+        if let Some(other) = loaded.plans.iter().find(|other| !alike(other)) {
+            let message =
+                format!("{} and {} differ in the model or in the length of its sequences", plan.name, other.name);
+            let help =
+                "what is executed together trains one model; choose a variant's schedule, or give it a file of its own";
+            return Err(loaded.fault("variants", "execute::variants", message, help));
+        }
+        loaded.plans.iter().try_for_each(|plan| refuse_too_large(loaded, plan, &shape))?;
         let seed = execute.seed.unwrap_or(0);
         let path = loaded.path(&execute.data);
         let text = TextData::read(&path, plan.batch.seq_length as usize, seed).map_err(|error| {
