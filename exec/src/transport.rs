@@ -83,7 +83,7 @@ impl Payload {
     }
 
     /// The values of a tensor, brought to the host. A tensor that nothing else holds gives its buffer away instead of
-    /// being copied (on CPU); an autodiff tensor is read without its tape.
+    /// being copied (on CPU).
     ///
     /// # Errors
     /// [`TransportError::NotF32`] when the tensor holds another element type.
